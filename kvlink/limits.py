@@ -1,0 +1,79 @@
+"""Every bound, with its unit in its name. Relations between bounds are asserted at the end."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# --- digest and data path -------------------------------------------------------------------------------------
+LEAF_BYTES: Final = 16 * 1024
+"""Bytes of wire order under one XXH3-64. Frozen: part of the digest scheme."""
+DEFAULT_CHUNK_LEAVES: Final = 64
+"""Leaves in a chunk: 1 MiB, the unit of pipelining and re-read."""
+MAX_CHUNK_LEAVES: Final = 4096
+MAX_REREADS_PER_CHUNK: Final = 3
+"""Re-reads of one chunk inside an attempt, after which the attempt fails."""
+MAX_OUTSTANDING_GETS: Final = 64
+"""Gets in flight per read, and what a full transport refuses beyond."""
+MAX_ACTIVE_READS: Final = 1024
+"""Reads accepted by a transport at a time."""
+MAX_TRANSFER_BYTES: Final = 1 << 44
+
+# --- geometry -------------------------------------------------------------------------------------------------
+MAX_LAYERS: Final = 1024
+MAX_HEADS: Final = 4096
+MAX_GROUPS: Final = 64
+MAX_PLANES_PER_GROUP: Final = 4096
+MAX_REGIONS: Final = 4096
+MAX_BLOCK_SLOTS: Final = 65_536
+MAX_CHANNELS: Final = 65_536
+MAX_BLOCKS_PER_REQUEST: Final = 1 << 20
+MAX_TOKENS_PER_REQUEST: Final = 1 << 24
+MAX_WORLD_RANKS: Final = 1024
+MAX_OFFSET_BYTES: Final = 1 << 46
+"""Largest offset or stride a spec may state: far above any machine's memory, far below int64 overflow."""
+
+# --- control --------------------------------------------------------------------------------------------------
+MAX_FRAME_BYTES: Final = 8 * 1024 * 1024
+MAX_UNAUTHENTICATED_FRAME_BYTES: Final = 4096
+MAX_TEXT_BYTES: Final = 4096
+MAX_NAME_BYTES: Final = 256
+MAX_KEY_BYTES: Final = 256
+"""Request key: printable text."""
+MAX_CLAIM_BYTES: Final = 1024 * 1024
+MAX_NESTING_DEPTH: Final = 16
+HANDSHAKE_TIMEOUT_SECONDS: Final = 5.0
+MAX_PENDING_HANDSHAKES: Final = 64
+MAX_PEERS: Final = 4096
+NONCE_BYTES: Final = 32
+MIN_SECRET_BYTES: Final = 16
+
+# --- protocol timing (defaults; see Config) ----------------------------------------------------------------------
+HEARTBEAT_SECONDS: Final = 0.5
+PEER_LOST_SECONDS: Final = 2.5
+"""Silence on the native channel after which a peer is lost."""
+LEASE_SECONDS: Final = 2.5
+"""A lease unrenewed for this long is lapsed, for good."""
+COMMIT_TTL_SECONDS: Final = 5.0
+"""Counted by the target from first sending PREPARED."""
+DRIFT_MARGIN_SECONDS: Final = 0.5
+"""The source waits this much longer than the target's time to live."""
+REPEAT_SECONDS: Final = 0.5
+"""First interval between repeats of an unanswered message; doubles up to MAX_REPEAT_SECONDS."""
+MAX_REPEAT_SECONDS: Final = 4.0
+PARK_SECONDS: Final = 10.0
+"""How long an early ask waits for its source to know the key."""
+MAX_PARKED_ASKS: Final = 1024
+CUT_OFF_GRACE_SECONDS: Final = 0.5
+"""Wait for outstanding gets before the endpoint is closed by force."""
+CLAIM_TTL_SECONDS: Final = 60.0
+CLOSE_TIMEOUT_SECONDS: Final = 3.0
+RETRY_HORIZON_SECONDS: Final = 600.0
+MAX_LEDGER_ENTRIES: Final = 65_536
+
+assert LEAF_BYTES * MAX_CHUNK_LEAVES <= 64 * 1024 * 1024
+assert DEFAULT_CHUNK_LEAVES <= MAX_CHUNK_LEAVES
+assert HEARTBEAT_SECONDS * 3 <= min(PEER_LOST_SECONDS, LEASE_SECONDS), "two lost heartbeats must not end a lease"
+assert PEER_LOST_SECONDS < 3.0, "a stopped peer is noticed within 3 s"
+assert MAX_CLAIM_BYTES < MAX_FRAME_BYTES
+assert REPEAT_SECONDS <= MAX_REPEAT_SECONDS < COMMIT_TTL_SECONDS
+assert MAX_OFFSET_BYTES * 4 < 1 << 63
