@@ -116,3 +116,19 @@ class CacheSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     place: Place
     groups: tuple[Group, ...]
     region_bytes: tuple[int, ...]
+
+
+class GroupShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Layers and heads (global ids) of one group: what a rank holds, or what a leg moves."""
+
+    name: str
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+
+
+class RankShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one rank holds, without geometry: enough to assign legs."""
+
+    pp_rank: int
+    tp_rank: int
+    groups: tuple[GroupShare, ...]

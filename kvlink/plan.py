@@ -7,25 +7,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from kvlink.layout import GroupShare
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 
-class LegGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One group's part of a leg: the layers and heads (global ids) that this target reads from this source."""
-
-    name: str
-    layers: tuple[int, ...]
-    heads: tuple[int, ...]
-
-
 class Leg(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One (source rank, target rank) pair: ranks are indices into the two sides' share lists."""
+    """One (source rank, target rank) pair: what the target reads from the source.
+
+    ``source`` and ``target`` are indices into the two sides' lists of `kvlink.layout.RankShare`.
+    """
 
     source: int
     target: int
-    groups: tuple[LegGroup, ...]
+    groups: tuple[GroupShare, ...]
 
 
 class Dim(NamedTuple):

@@ -11,8 +11,7 @@ import msgspec
 
 from kvlink import limits
 from kvlink.descriptor import KVDescriptor
-from kvlink.layout import CacheSpec
-from kvlink.plan import LegGroup
+from kvlink.layout import CacheSpec, GroupShare
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=limits.MAX_NAME_BYTES)]
 Key = Annotated[str, msgspec.Meta(min_length=1, max_length=limits.MAX_KEY_BYTES)]
@@ -80,7 +79,7 @@ class Ask(Message):
     key: Key
     attempt: AttemptId
     descriptor: KVDescriptor
-    leg: tuple[LegGroup, ...]
+    leg: tuple[GroupShare, ...]
     readers: int
 
 
