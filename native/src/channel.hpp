@@ -1,0 +1,91 @@
+// The native socket between two incarnations: heartbeats, renewals, leaf digests. No UCX, no Python, one thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace kvlink {
+
+using AttemptId = std::uint64_t;
+
+// Why a source cannot serve an attempt (any more).
+enum class FailReason : std::uint32_t { unknown = 1, lapsed = 2, withdrawn = 3 };
+const char* text(FailReason reason);
+
+// The peer sent what no correct peer sends: it is lost, with this detail.
+class ProtocolViolation : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Receives frames that passed the channel's own checks. May throw ProtocolViolation.
+class FrameSink {
+ public:
+  virtual void on_heartbeat(std::span<const AttemptId> renewed) = 0;
+  virtual void on_want(AttemptId attempt) = 0;
+  virtual void on_leaves(AttemptId attempt, std::uint64_t first, std::span<const std::uint64_t> digests) = 0;
+  virtual void on_failed(AttemptId attempt, FailReason reason) = 0;
+
+ protected:
+  ~FrameSink() = default;
+};
+
+// Frames, little-endian: u16 type, u16 zero, u32 payload bytes, payload.
+//   HEARTBEAT  u64 n, n x u64 attempt                     attempts whose leases the sender renews
+//   WANT       u64 attempt                               target -> source: send me the leaves
+//   LEAVES     u64 attempt, u64 first, n x u64 digest    source -> target
+//   FAILED     u64 attempt, u64 reason                    source -> target: this attempt cannot be served
+// An adopted descriptor is closed with the channel. After receive() or a send reported an end, only end() is of use.
+class Channel {
+ public:
+  static constexpr std::size_t kMaxAttemptsPerHeartbeat = 1024;
+  static constexpr std::size_t kMaxDigestsPerFrame = 4096;
+  static constexpr std::size_t kDigestRoomBytes = 256 * 1024;  // digests pause above this much unsent
+  static constexpr std::size_t kMaxQueuedBytes = 1024 * 1024;  // nothing is queued above this much unsent
+
+  // Takes the descriptor over at once, and makes it non-blocking.
+  explicit Channel(int fd);
+  ~Channel();
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  int fd() const { return fd_; }
+  bool wants_write() const { return sent_ < out_.size(); }
+  bool has_room_for_digests() const { return queued() < kDigestRoomBytes; }
+
+  // Why the channel ended; empty while it lives.
+  const std::string& end() const { return end_; }
+
+  // Hands over every whole frame that is there, up to a bound; true if there may be more.
+  bool receive(FrameSink& sink);
+  // Sends what is queued, as far as the socket takes it.
+  void flush();
+
+  // Queues and flushes. A frame that finds the queue full is dropped: that peer does not read, and silence ends it.
+  void heartbeat(std::span<const AttemptId> renewed);
+  void want(AttemptId attempt);
+  void leaves(AttemptId attempt, std::uint64_t first, std::span<const std::uint64_t> digests);
+  void failed(AttemptId attempt, FailReason reason);
+
+ private:
+  enum class Type : std::uint16_t { heartbeat = 1, want = 2, leaves = 3, failed = 4 };
+
+  std::size_t queued() const { return out_.size() - sent_; }
+  void queue(Type type, std::span<const std::uint64_t> head, std::span<const std::uint64_t> body);
+  std::size_t dispatch(std::span<const std::byte> bytes, FrameSink& sink);
+  void deliver(Type type, std::span<const std::uint64_t> words, FrameSink& sink);
+
+  int fd_;
+  std::string end_;
+  std::vector<std::byte> in_;
+  std::size_t held_ = 0;  // bytes of in_ that are filled
+  std::vector<std::byte> out_;
+  std::size_t sent_ = 0;
+  std::vector<std::uint64_t> words_;  // the frame being delivered, aligned
+};
+
+}  // namespace kvlink

@@ -1,0 +1,94 @@
+// What passes between Python's thread and an engine's thread: commands in, completions out, an eventfd each way.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvlink {
+
+// Values of kvlink.transports.base.CompletionKind and Outcome (a test compares them).
+enum class CompletionKind : int { connected = 1, disconnected, read, cut_off, peer_lost, lease_lapsed };
+enum class Outcome : int {
+  ok = 0, cut_off, peer_lost, digest_mismatch, source_failed, unreachable, incompatible, protocol, failed
+};
+
+// Mirrors kvlink.transports.base.Completion.
+struct Completion {
+  CompletionKind kind;
+  std::uint64_t op = 0;
+  std::string peer;
+  std::uint64_t attempt = 0;
+  Outcome outcome = Outcome::ok;
+  std::uint64_t bytes_moved = 0;
+  std::optional<std::uint64_t> root = std::nullopt;
+  std::uint32_t rereads = 0;
+  std::optional<std::uint64_t> bad_leaf = std::nullopt;
+  double wire_seconds = 0;
+  double verify_seconds = 0;
+  std::string detail = {};
+};
+
+// A file descriptor that is readable from signal() to clear().
+class EventFd {
+ public:
+  EventFd();
+  ~EventFd();
+  EventFd(const EventFd&) = delete;
+  EventFd& operator=(const EventFd&) = delete;
+
+  int fd() const { return fd_; }
+  void signal() const;
+  void clear() const;
+
+ private:
+  int fd_;
+};
+
+// Engine's thread pushes, Python's pops in batches. The descriptor is written only when the queue stops being empty.
+class CompletionQueue {
+ public:
+  int fd() const { return event_.fd(); }
+  void push(Completion completion);
+  std::vector<Completion> pop(std::size_t limit);
+  // Clears the descriptor; false, and it stays readable, if completions are waiting.
+  bool arm();
+
+ private:
+  std::mutex mutex_;
+  std::deque<Completion> waiting_;
+  EventFd event_;
+};
+
+// Python's thread pushes, the engine's takes all there is.
+template <typename Command>
+class CommandQueue {
+ public:
+  int fd() const { return event_.fd(); }
+
+  void push(Command command) {
+    const std::lock_guard lock(mutex_);
+    waiting_.push_back(std::move(command));
+    if (waiting_.size() == 1) event_.signal();
+  }
+
+  // Fills `taken`, which must be empty.
+  void take(std::vector<Command>& taken) {
+    const std::lock_guard lock(mutex_);
+    if (waiting_.empty()) return;
+    std::swap(waiting_, taken);
+    event_.clear();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Command> waiting_;
+  EventFd event_;
+};
+
+}  // namespace kvlink
