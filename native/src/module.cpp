@@ -92,6 +92,8 @@ RunTable plan_runs(const Plan& plan, std::int64_t begin, std::optional<std::int6
 }
 
 void bind_plan(nb::module_& m) {
+  m.attr("SOURCE") = static_cast<int>(Side::source);
+  m.attr("TARGET") = static_cast<int>(Side::target);
   m.attr("MAX_NEST_DIMS") = kMaxNestDims;
   m.attr("MAX_OFFSET_BYTES") = kMaxOffsetBytes;
   m.attr("MAX_TRANSFER_BYTES") = kMaxTransferBytes;
@@ -184,7 +186,7 @@ void bind_digest(nb::module_& m) {
 
 void bind_move(nb::module_& m) {
   m.def(
-      "copy_range",
+      "move",
       [](const Plan& plan, const Regions& source_regions, const Regions& target_regions, std::int64_t begin,
          std::optional<std::int64_t> end) {
         const auto sources = checked_regions<const std::byte>(plan, Side::source, source_regions);
