@@ -7,6 +7,8 @@ from typing import Final
 # --- digest and data path -------------------------------------------------------------------------------------
 LEAF_BYTES: Final = 16 * 1024
 """Bytes of wire order under one XXH3-64. Frozen: part of the digest scheme."""
+DIGEST_SCHEME: Final = "xxh3-64-leaf16k"
+"""Its name on the wire."""
 DEFAULT_CHUNK_LEAVES: Final = 64
 """Leaves in a chunk: 1 MiB, the unit of pipelining and re-read."""
 MAX_CHUNK_LEAVES: Final = 4096
@@ -40,12 +42,33 @@ MAX_NAME_BYTES: Final = 256
 MAX_KEY_BYTES: Final = 256
 """Request key: printable text."""
 MAX_CLAIM_BYTES: Final = 1024 * 1024
+MAX_CARD_BYTES: Final = 64 * 1024
+"""One rank's card: mostly the ids of its layers and heads."""
+MAX_BLOB_BYTES: Final = 64 * 1024
+"""An opaque address or memory key of a transport."""
+MAX_TRANSPORTS: Final = 16
+MAX_RENEWED_KEYS: Final = 4096
+"""Keys in one `Renew`."""
+MAX_ECHO_CHARS: Final = 200
+"""How much of a peer's own words an error text may repeat."""
+MAX_UNIX_PATH_BYTES: Final = 107
+"""``sun_path`` less its NUL."""
 MAX_NESTING_DEPTH: Final = 16
 HANDSHAKE_TIMEOUT_SECONDS: Final = 5.0
 MAX_PENDING_HANDSHAKES: Final = 64
 MAX_PEERS: Final = 4096
 NONCE_BYTES: Final = 32
+MAC_BYTES: Final = 32
+SESSION_ID_BYTES: Final = 16
 MIN_SECRET_BYTES: Final = 16
+MAX_SECRET_BYTES: Final = 4096
+CHANNEL_KEY_SECONDS: Final = 30.0
+"""How long the one-time key of a channel is good for, from the control connection's handshake."""
+MAX_QUEUED_MESSAGES: Final = 1024
+"""Received and not yet taken messages of one connection, beyond which its socket is no longer read."""
+MAX_SEND_QUEUE_BYTES: Final = 32 * 1024 * 1024
+"""Unsent bytes of one connection, beyond which the peer is held to be lost."""
+LISTEN_BACKLOG: Final = 128
 
 # --- protocol timing (defaults; see Config) ----------------------------------------------------------------------
 HEARTBEAT_SECONDS: Final = 0.5

@@ -1,6 +1,7 @@
-"""Control messages, claims and rosters: typed MessagePack, versioned, bounded, never pickle.
+"""Control messages: frozen structs with a tag; unknown fields and unknown tags are refused within a version.
 
-Every message is a frozen struct with a tag; unknown fields and unknown tags are refused within a version.
+Every number has its range and every list its length here, so that a decoded message is bounded. What a message means
+(does the spec lie inside its regions, are the blocks ours) is checked by the room that owns the meaning.
 """
 
 from __future__ import annotations
@@ -13,13 +14,19 @@ from kvlink import limits
 from kvlink.descriptor import KVDescriptor
 from kvlink.layout import CacheSpec, GroupShare
 
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=limits.MAX_NAME_BYTES)]
-Key = Annotated[str, msgspec.Meta(min_length=1, max_length=limits.MAX_KEY_BYTES)]
+# Printable ASCII: characters are bytes, so the bound is exact, and a name cannot break a log line.
+_PRINTABLE = r"\A[ -~]+\Z"
+
+Name = Annotated[str, msgspec.Meta(max_length=limits.MAX_NAME_BYTES, pattern=_PRINTABLE)]
+Key = Annotated[str, msgspec.Meta(max_length=limits.MAX_KEY_BYTES, pattern=_PRINTABLE)]
 Text = Annotated[str, msgspec.Meta(max_length=limits.MAX_TEXT_BYTES)]
+"""Free text in characters, a few bytes each: for people and logs, never parsed."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=limits.MAX_BLOCKS_PER_REQUEST)]
 AttemptId = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
-Blob = Annotated[bytes, msgspec.Meta(max_length=64 * 1024)]
+Mac = Annotated[bytes, msgspec.Meta(min_length=limits.MAC_BYTES, max_length=limits.MAC_BYTES)]
+Blob = Annotated[bytes, msgspec.Meta(max_length=limits.MAX_BLOB_BYTES)]
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
@@ -27,28 +34,34 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An error on the wire: the ``code`` of its class in ``kvlink.errors``, its text, whether a retry may help."""
+    """An error on the wire: the ``code`` of its class in ``kvlink.errors``, its text, whether a retry may help.
+
+    ``retry_after_seconds`` is `BusyError`'s; ``field`` and the two values are `MismatchError`'s, the values as text.
+    """
 
     code: Name
     message: Text
     retryable: bool = False
     retry_after_seconds: Seconds = 0.0
+    field: Text | None = None
+    source_value: Text | None = None
+    target_value: Text | None = None
 
 
 class Capacity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Live capacity of the answering side."""
 
-    leased_blocks: int
-    active_legs: int
-    max_legs: int
+    leased_blocks: Annotated[int, msgspec.Meta(ge=0)]
+    active_legs: Count
+    max_legs: Count
 
 
 class WireKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A `kvlink.transports.base.RegionKey` on the wire."""
 
-    region: int
-    address: int
-    length: int
+    region: Annotated[int, msgspec.Meta(ge=0, lt=limits.MAX_REGIONS)]
+    address: Annotated[int, msgspec.Meta(ge=0)]
+    length: Annotated[int, msgspec.Meta(ge=1, le=limits.MAX_OFFSET_BYTES)]
     key: Blob
 
 
@@ -59,47 +72,47 @@ class TransportCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     version: Name
     origin: Text
     address: Blob
-    keys: tuple[WireKey, ...]
+    keys: Annotated[tuple[WireKey, ...], msgspec.Meta(max_length=limits.MAX_REGIONS)]
 
 
-class Introduce(Message):
+class Introduce(Message, frozen=True):
     """First message after authentication, both ways."""
 
     spec: CacheSpec
-    transports: tuple[TransportCard, ...]
+    transports: Annotated[tuple[TransportCard, ...], msgspec.Meta(max_length=limits.MAX_TRANSPORTS)]
     digest_scheme: Name
     lease_seconds: Seconds
     heartbeat_seconds: Seconds
     kvlink: Name
 
 
-class Ask(Message):
+class Ask(Message, frozen=True):
     """Target -> source: lease this leg to this attempt. ``readers``: target ranks that will read this source rank."""
 
     key: Key
     attempt: AttemptId
     descriptor: KVDescriptor
-    leg: tuple[GroupShare, ...]
-    readers: int
+    leg: Annotated[tuple[GroupShare, ...], msgspec.Meta(max_length=limits.MAX_GROUPS)]
+    readers: Annotated[int, msgspec.Meta(ge=1, le=limits.MAX_WORLD_RANKS)]
 
 
-class Lease(Message):
+class Lease(Message, frozen=True):
     """Source -> target: leased. ``total_bytes`` is the source's own count of the leg's wire bytes."""
 
     attempt: AttemptId
     lease_seconds: Seconds
-    total_bytes: int
+    total_bytes: Annotated[int, msgspec.Meta(ge=0, le=limits.MAX_TRANSFER_BYTES)]
     capacity: Capacity
 
 
-class Parked(Message):
+class Parked(Message, frozen=True):
     """Source -> target: the key is not known or not ready yet; the ask is kept this long."""
 
     attempt: AttemptId
     park_seconds: Seconds
 
 
-class Refused(Message):
+class Refused(Message, frozen=True):
     """Source -> target: no lease, or no commit, for this attempt. Final for the attempt."""
 
     attempt: AttemptId
@@ -107,14 +120,14 @@ class Refused(Message):
     capacity: Capacity | None = None
 
 
-class Prepared(Message):
+class Prepared(Message, frozen=True):
     """Target -> source: all bytes of the leg have landed and are verified."""
 
     attempt: AttemptId
     root: Digest | None
 
 
-class Commit(Message):
+class Commit(Message, frozen=True):
     """Source -> target: you may install within ``ttl_seconds`` of having first sent `Prepared`."""
 
     attempt: AttemptId
@@ -122,52 +135,52 @@ class Commit(Message):
     root: Digest | None
 
 
-class Installed(Message):
+class Installed(Message, frozen=True):
     """Target -> source: handed to the engine. Repeated until `Ack`."""
 
     attempt: AttemptId
 
 
-class NotInstalled(Message):
+class NotInstalled(Message, frozen=True):
     """Target -> source: cut off, and never will be. Repeated until `Ack`."""
 
     attempt: AttemptId
     error: ErrorInfo
 
 
-class Ack(Message):
+class Ack(Message, frozen=True):
     """Source -> target: `Installed` or `NotInstalled` was recorded."""
 
     attempt: AttemptId
 
 
-class Revoked(Message):
+class Revoked(Message, frozen=True):
     """Source -> target: the lease of this attempt is over (cancelled, lapsed, closing). No commit will come."""
 
     attempt: AttemptId
     error: ErrorInfo
 
 
-class Expect(Message):
+class Expect(Message, frozen=True):
     """Target -> source (push): room is reserved under this ticket; announce when the KV is sealed."""
 
     ticket: Annotated[bytes, msgspec.Meta(max_length=limits.MAX_CLAIM_BYTES)]
 
 
-class Announce(Message):
+class Announce(Message, frozen=True):
     """Source -> target (push): the KV for this ticket is sealed; ask. Repeated until asked or ended."""
 
     key: Key
     descriptor: KVDescriptor
 
 
-class Renew(Message):
+class Renew(Message, frozen=True):
     """Target -> source: these offers are queued here; keep their holds."""
 
-    keys: Annotated[tuple[Key, ...], msgspec.Meta(max_length=4096)]
+    keys: Annotated[tuple[Key, ...], msgspec.Meta(max_length=limits.MAX_RENEWED_KEYS)]
 
 
-class Decline(Message):
+class Decline(Message, frozen=True):
     """Target -> source: this rank will not ask for ``key`` (``unread``: no rank reads you)."""
 
     key: Key
@@ -175,20 +188,35 @@ class Decline(Message):
     unread: bool = False
 
 
-class Withdrawn(Message):
+class Withdrawn(Message, frozen=True):
     """Source -> target: ``key`` ended before it was asked for (cancelled, failed prefill)."""
 
     key: Key
     error: ErrorInfo
 
 
-class Goodbye(Message):
+class Goodbye(Message, frozen=True):
     """Either way: closing on purpose."""
 
     why: Text
 
 
 AnyMessage = (
-    Introduce | Ask | Lease | Parked | Refused | Prepared | Commit | Installed | NotInstalled | Ack | Revoked
-    | Expect | Announce | Renew | Decline | Withdrawn | Goodbye
+    Introduce
+    | Ask
+    | Lease
+    | Parked
+    | Refused
+    | Prepared
+    | Commit
+    | Installed
+    | NotInstalled
+    | Ack
+    | Revoked
+    | Expect
+    | Announce
+    | Renew
+    | Decline
+    | Withdrawn
+    | Goodbye
 )
