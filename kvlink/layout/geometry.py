@@ -1,8 +1,8 @@
-"""What one rank's cache means: identity and geometry, frozen. No addresses, no I/O.
+"""The types: a cache is groups, a group is planes, a plane is strides.
 
-A cache is a tuple of `Group`s; a group is a tuple of `Plane`s; a plane is one layer's K, V or latent storage as byte
-strides over (block, slot, head) above a contiguous row of channels. Every order in use (NHD, HND, K and V fused or
-apart, block-major across layers) is then only a choice of strides.
+A plane is one layer's K, V or latent storage as byte strides over (block, slot, head) above a contiguous row of
+channels. Every order in use (NHD, HND, K and V fused or apart, block-major across layers) is then only a choice of
+strides.
 """
 
 from __future__ import annotations
