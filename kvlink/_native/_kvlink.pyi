@@ -1,5 +1,4 @@
 # Written by scripts/stubs from the built extension; do not edit.
-# ruff: noqa
 """Native core of KVLink."""
 
 from collections.abc import Sequence
@@ -67,11 +66,8 @@ LEAF_BYTES: int = 16384
 def hash_variants() -> list[str]:
     """Instruction sets this CPU can hash with, fastest (the default) first."""
 
-def xxh3_64(
-    data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    variant: str | None = None,
-) -> int:
-    """XXH3-64, seed 0, of a one-dimensional contiguous buffer of bytes."""
+def xxh3_64(data: bytes | bytearray | memoryview, variant: str | None = None) -> int:
+    """XXH3-64, seed 0."""
 
 def digest_leaves(
     plan: Plan,

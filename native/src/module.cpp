@@ -166,7 +166,9 @@ void bind_digest(nb::module_& m) {
         nb::gil_scoped_release release;
         return hash(data.data(), data.size());
       },
-      "data"_a, "variant"_a = nb::none(), "XXH3-64, seed 0, of a one-dimensional contiguous buffer of bytes.");
+      "data"_a, "variant"_a = nb::none(), "XXH3-64, seed 0.",
+      // nanobind would say NDArray, though any buffer will do.
+      nb::sig("def xxh3_64(data: bytes | bytearray | memoryview, variant: str | None = None) -> int"));
   m.def("digest_leaves", &py_digest_leaves, "plan"_a, "side"_a, "regions"_a, "first_leaf"_a = 0,
         "count"_a = nb::none(), "variant"_a = nb::none(),
         "Leaf digests of one side (0 source, 1 target), 8 little-endian bytes each. Regions are (address, length);\n"

@@ -177,7 +177,7 @@ std::int64_t Plan::count_runs() const {
 }
 
 Cursor::Cursor(const Plan& plan, std::int64_t begin, std::int64_t end, Walk walk, std::int64_t max_run_bytes)
-    : plan_(&plan), walk_(walk), max_run_bytes_(max_run_bytes), remaining_(end - begin) {
+    : plan_(&plan), walk_(walk), remaining_(end - begin), max_run_bytes_(max_run_bytes) {
   if (begin < 0 || begin > end || end > plan.total_bytes()) {
     throw std::invalid_argument("wire range [" + std::to_string(begin) + ", " + std::to_string(end) +
                                 ") is outside the plan's " + std::to_string(plan.total_bytes()) + " bytes");
@@ -205,7 +205,8 @@ Cursor::Cursor(const Plan& plan, std::int64_t begin, std::int64_t end, Walk walk
     target_offset_ += digits_[d] * dim.target_stride;
   }
   skip_ = rest;
-  load();
+  stretch_ = std::min(nest_->run_bytes - skip_, remaining_);
+  remaining_ -= stretch_;
 }
 
 void Cursor::enter_part() {
@@ -218,8 +219,8 @@ void Cursor::enter_piece() {
   const Plan::Part& part = plan_->parts_[part_];
   const Base& base = part.bases[base_];
   const Piece& piece = part.pieces[piece_];
-  pending_.source_region = base.source_region;
-  pending_.target_region = base.target_region;
+  source_region_ = base.source_region;
+  target_region_ = base.target_region;
   source_offset_ = base.source_offset + piece.source_offset;
   target_offset_ = base.target_offset + piece.target_offset;
 }
@@ -241,50 +242,42 @@ void Cursor::advance() {
     piece_ = 0;
     if (++base_ == part.bases.size()) {
       ++part_;
-      enter_part();  // only reached with bytes remaining, so there is a next part
+      enter_part();  // bytes remain, so there is a next part
     }
   }
   enter_piece();
 }
 
-bool Cursor::load() {
-  // pending_.bytes is 0 only before the first load: the position is then already that of the first run.
+bool Cursor::step() {
   if (remaining_ == 0) {
-    pending_.bytes = 0;
+    stretch_ = 0;
     return false;
   }
-  if (pending_.bytes != 0) advance();
-  pending_.source_offset = source_offset_ + skip_;
-  pending_.target_offset = target_offset_ + skip_;
-  pending_.bytes = std::min(nest_->run_bytes - skip_, remaining_);
+  advance();
   skip_ = 0;
-  remaining_ -= pending_.bytes;
+  stretch_ = std::min(nest_->run_bytes, remaining_);
+  remaining_ -= stretch_;
   return true;
 }
 
-bool Cursor::touches(const Run& run, const Run& after) const {
-  const bool source = run.source_offset + run.bytes == after.source_offset && run.source_region == after.source_region;
-  const bool target = run.target_offset + run.bytes == after.target_offset && run.target_region == after.target_region;
+bool Cursor::continues(const Run& run) const {
+  const bool source = run.source_offset + run.bytes == source_offset_ && run.source_region == source_region_;
+  const bool target = run.target_offset + run.bytes == target_offset_ && run.target_region == target_region_;
   return (source || walk_ == Walk::target) && (target || walk_ == Walk::source);
 }
 
 bool Cursor::next(Run& run) {
-  if (pending_.bytes == 0) return false;
-  run = pending_;
-  while (run.bytes < max_run_bytes_) {
-    if (!load() || !touches(run, pending_)) return true;
-    run.bytes += pending_.bytes;
-  }
-  // Cut: what is too much of the last stretch stays pending.
-  const std::int64_t rest = run.bytes - max_run_bytes_;
-  if (rest == 0) {
-    load();
-    return true;
-  }
-  run.bytes = max_run_bytes_;
-  pending_.source_offset += pending_.bytes - rest;
-  pending_.target_offset += pending_.bytes - rest;
-  pending_.bytes = rest;
+  if (stretch_ == 0) return false;
+  run = {source_region_, source_offset_ + skip_, target_region_, target_offset_ + skip_, 0};
+  do {
+    const std::int64_t taken = std::min(stretch_, max_run_bytes_ - run.bytes);
+    run.bytes += taken;
+    if (taken < stretch_) {
+      skip_ += taken;
+      stretch_ -= taken;
+      break;
+    }
+  } while (step() && run.bytes < max_run_bytes_ && continues(run));
   return true;
 }
 

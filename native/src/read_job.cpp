@@ -1,0 +1,155 @@
+#include "read_job.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "digest.hpp"
+
+namespace kvlink {
+namespace {
+
+double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+}  // namespace
+
+ReadJob::ReadJob(ReadSpec spec)
+    : spec_(std::move(spec)), chunk_bytes_(std::int64_t{spec_.chunk_leaves} * kLeafBytes), chunks_(kChunksUnderWay) {
+  for (Chunk& chunk : chunks_) {
+    chunk.job = this;
+    free_.push_back(&chunk);
+  }
+  if (!spec_.integrity) return;
+  const auto leaves = static_cast<std::size_t>(leaf_count(total()));
+  theirs_.reserve(leaves);
+  ours_.resize(leaves);
+}
+
+// A chunk that is to be read again goes first: later chunks may be waiting for its slot.
+bool ReadJob::begin_chunk() {
+  if (!again_.empty()) {
+    posting_ = again_.front();
+    again_.pop_front();
+  } else if (started_ < total() && !free_.empty()) {
+    posting_ = free_.back();
+    free_.pop_back();
+    posting_->begin = started_;
+    posting_->end = std::min(started_ + chunk_bytes_, total());
+    posting_->rereads = 0;
+    posting_->differed = false;
+    started_ = posting_->end;
+  } else {
+    return false;
+  }
+  posting_->posted = false;
+  posting_->verified = 0;
+  cursor_.emplace(*spec_.plan, posting_->begin, posting_->end);
+  return true;
+}
+
+ReadJob::Chunk* ReadJob::next(Run& run) {
+  if (stopped()) return nullptr;
+  while (posting_ != nullptr || begin_chunk()) {
+    Chunk& chunk = *posting_;
+    if (cursor_->next(run)) {
+      if (!first_posted_) first_posted_ = Clock::now();
+      ++chunk.outstanding;
+      ++outstanding_;
+      return &chunk;
+    }
+    posting_ = nullptr;
+    chunk.posted = true;
+    if (chunk.outstanding == 0) landed(chunk);
+  }
+  return nullptr;
+}
+
+void ReadJob::ended(Chunk& chunk, std::uint64_t bytes_landed) {
+  --outstanding_;
+  --chunk.outstanding;
+  bytes_moved_ += bytes_landed;
+  if (chunk.posted && chunk.outstanding == 0) landed(chunk);
+}
+
+void ReadJob::landed(Chunk& chunk) {
+  last_landed_ = Clock::now();
+  if (spec_.integrity) {
+    landed_.push_back(&chunk);
+  } else {
+    finished_ += chunk.end - chunk.begin;
+    free_.push_back(&chunk);
+  }
+}
+
+void ReadJob::add_leaves(std::uint64_t first, std::span<const std::uint64_t> digests) {
+  if (!spec_.integrity || first != theirs_.size() || digests.size() > ours_.size() - theirs_.size()) {
+    throw ProtocolViolation("leaves " + std::to_string(first) + " to " + std::to_string(first + digests.size()) +
+                            " of attempt " + std::to_string(spec_.attempt) + ", which has " +
+                            std::to_string(ours_.size()) + " and is at " + std::to_string(theirs_.size()));
+  }
+  theirs_.insert(theirs_.end(), digests.begin(), digests.end());
+}
+
+bool ReadJob::verify() {
+  if (stopped()) return false;
+  for (std::size_t i = 0; i < landed_.size(); ++i) {
+    Chunk& chunk = *landed_[i];
+    const std::int64_t last = leaf_count(chunk.end);
+    const std::int64_t first = chunk.begin / kLeafBytes + chunk.verified;
+    if (last > static_cast<std::int64_t>(theirs_.size())) continue;
+
+    const std::int64_t count = std::min(kLeavesPerSlice, last - first);
+    const auto own = std::span(ours_).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+    const Time begin = Clock::now();
+    digest_leaves(*spec_.plan, Side::target, spec_.regions, first, own);
+    verify_time_ += Clock::now() - begin;
+
+    chunk.verified += count;
+    chunk.differed = !std::equal(own.begin(), own.end(), theirs_.begin() + first);
+    if (chunk.differed || first + count == last) {
+      landed_.erase(landed_.begin() + static_cast<std::ptrdiff_t>(i));
+      judge(chunk, first, own);
+    }
+    return true;
+  }
+  return false;
+}
+
+void ReadJob::judge(Chunk& chunk, std::int64_t first, std::span<const std::uint64_t> own) {
+  if (!chunk.differed) {
+    finished_ += chunk.end - chunk.begin;
+    free_.push_back(&chunk);
+    return;
+  }
+  const auto differing = std::mismatch(own.begin(), own.end(), theirs_.begin() + first).first - own.begin();
+  bad_leaf_ = static_cast<std::uint64_t>(first + differing);
+  if (chunk.rereads == spec_.max_rereads) {
+    return stop(Outcome::digest_mismatch, "leaf " + std::to_string(*bad_leaf_) + " differed on each of " +
+                                              std::to_string(chunk.rereads + 1) + " reads");
+  }
+  ++chunk.rereads;
+  ++rereads_;
+  again_.push_back(&chunk);
+}
+
+void ReadJob::stop(Outcome outcome, std::string detail) {
+  if (stopped()) return;
+  outcome_ = outcome;
+  detail_ = std::move(detail);
+}
+
+bool ReadJob::over() const { return outstanding_ == 0 && (stopped() || finished_ == total()); }
+
+Completion ReadJob::completion() const {
+  Completion end{.kind = CompletionKind::read, .op = spec_.op, .peer = spec_.peer, .attempt = spec_.attempt};
+  end.outcome = outcome_.value_or(Outcome::ok);
+  end.bytes_moved = bytes_moved_;
+  if (end.outcome == Outcome::ok && spec_.integrity) end.root = digest_root(ours_);
+  end.rereads = rereads_;
+  end.bad_leaf = bad_leaf_;
+  if (bytes_moved_ > 0) end.wire_seconds = seconds(last_landed_ - *first_posted_);
+  end.verify_seconds = seconds(verify_time_);
+  end.detail = detail_;
+  return end;
+}
+
+}  // namespace kvlink

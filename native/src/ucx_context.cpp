@@ -1,0 +1,94 @@
+#include "ucx_context.hpp"
+
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace kvlink {
+namespace {
+
+Bytes bytes_of(const void* data, std::size_t length) {
+  const auto* first = static_cast<const std::byte*>(data);
+  return Bytes(first, first + length);
+}
+
+}  // namespace
+
+UcxContext::UcxContext(std::shared_ptr<const UcxApi> api, const std::optional<std::string>& tls)
+    : api_(std::move(api)) {
+  init(tls);
+  try {
+    start_worker();
+  } catch (...) {
+    if (worker_ != nullptr) api_->ucp_worker_destroy(worker_);
+    api_->ucp_cleanup(context_);
+    throw;
+  }
+}
+
+UcxContext::~UcxContext() {
+  api_->ucp_worker_destroy(worker_);
+  api_->ucp_cleanup(context_);
+}
+
+void UcxContext::init(const std::optional<std::string>& tls) {
+  ucp_config_t* read = nullptr;
+  api_->check(api_->ucp_config_read(nullptr, nullptr, &read), "UCX configuration cannot be read");
+  const std::unique_ptr<ucp_config_t, decltype(&::ucp_config_release)> config(read, api_->ucp_config_release);
+  if (std::getenv("UCX_RNDV_THRESH") == nullptr) {
+    api_->check(api_->ucp_config_modify(config.get(), "RNDV_THRESH", "inf"), "UCX refused RNDV_THRESH=inf");
+  }
+  if (tls) api_->check(api_->ucp_config_modify(config.get(), "TLS", tls->c_str()), "UCX refused TLS");
+
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED;
+  params.features = UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP;
+  params.mt_workers_shared = 1;  // regions are registered while the engine's thread runs
+  // Not the inline ucp_init, which would ask for the version of the headers.
+  api_->check(api_->ucp_init_version(1, 13, &params, config.get(), &context_),
+              tls ? ("UCX cannot start with transports '" + *tls + "'").c_str() : "UCX cannot start");
+}
+
+void UcxContext::start_worker() {
+  ucp_worker_params_t params{};
+  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // made here, used by one other thread
+  api_->check(api_->ucp_worker_create(context_, &params, &worker_), "UCX worker");
+  api_->check(api_->ucp_worker_get_efd(worker_, &event_fd_), "UCX worker has no event descriptor");
+
+  ucp_address_t* address = nullptr;
+  std::size_t length = 0;
+  api_->check(api_->ucp_worker_get_address(worker_, &address, &length), "UCX worker address");
+  address_ = bytes_of(address, length);
+  api_->ucp_worker_release_address(worker_, address);
+}
+
+bool UcxContext::arm() const {
+  const ucs_status_t status = api_->ucp_worker_arm(worker_);
+  if (status == UCS_ERR_BUSY) return false;
+  api_->check(status, "UCX worker cannot wait");
+  return true;
+}
+
+UcxRegion::UcxRegion(std::shared_ptr<UcxContext> context, std::uint64_t address, std::uint64_t length)
+    : context_(std::move(context)), address_(address), length_(length) {
+  ucp_mem_map_params_t params{};
+  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
+  params.address = reinterpret_cast<void*>(address);
+  params.length = length;
+  context_->api().check(context_->api().ucp_mem_map(context_->handle(), &params, &handle_), "UCX registration");
+}
+
+UcxRegion::~UcxRegion() { context_->api().ucp_mem_unmap(context_->handle(), handle_); }
+
+Bytes UcxRegion::pack_key() const {
+  void* packed = nullptr;
+  std::size_t length = 0;
+  const auto& api = context_->api();
+  api.check(api.ucp_rkey_pack(context_->handle(), handle_, &packed, &length), "UCX key");
+  Bytes key = bytes_of(packed, length);
+  api.ucp_rkey_buffer_release(packed);
+  return key;
+}
+
+}  // namespace kvlink
