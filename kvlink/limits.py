@@ -69,6 +69,8 @@ MAX_QUEUED_MESSAGES: Final = 1024
 MAX_SEND_QUEUE_BYTES: Final = 32 * 1024 * 1024
 """Unsent bytes of one connection, beyond which the peer is held to be lost."""
 LISTEN_BACKLOG: Final = 128
+ACCEPT_PAUSE_SECONDS: Final = 0.1
+"""Wait after the operating system refused to accept: out of file descriptors, most likely."""
 
 # --- protocol timing (defaults; see Config) ----------------------------------------------------------------------
 HEARTBEAT_SECONDS: Final = 0.5
@@ -76,13 +78,20 @@ PEER_LOST_SECONDS: Final = 2.5
 """Silence on the native channel after which a peer is lost."""
 LEASE_SECONDS: Final = 2.5
 """A lease unrenewed for this long is lapsed, for good."""
-COMMIT_TTL_SECONDS: Final = 5.0
-"""Counted by the target from first sending PREPARED."""
+COMMIT_TTL_SECONDS: Final = 4.0
+"""Counted by the target from first sending PREPARED. All legs are prepared together, so it spans one round trip."""
 DRIFT_MARGIN_SECONDS: Final = 0.5
 """The source waits this much longer than the target's time to live."""
 REPEAT_SECONDS: Final = 0.5
 """First interval between repeats of an unanswered message; doubles up to MAX_REPEAT_SECONDS."""
-MAX_REPEAT_SECONDS: Final = 4.0
+MAX_REPEAT_SECONDS: Final = 2.0
+TELL_SECONDS: Final = 30.0
+"""How long INSTALLED or NOT_INSTALLED is repeated to a source that does not acknowledge."""
+RETRY_HOLD_SECONDS: Final = 10.0
+"""How long a hold outlives a retryable failure of a leg, so that a fresh attempt can ask."""
+RETIRE_SECONDS: Final = 40.0
+"""How long a source keeps a part that did not end done, to answer and to learn from late messages."""
+MAX_ATTEMPTS_PER_LEG: Final = 8
 PARK_SECONDS: Final = 10.0
 """How long an early ask waits for its source to know the key."""
 MAX_PARKED_ASKS: Final = 1024
@@ -99,4 +108,7 @@ assert HEARTBEAT_SECONDS * 3 <= min(PEER_LOST_SECONDS, LEASE_SECONDS), "two lost
 assert PEER_LOST_SECONDS < 3.0, "a stopped peer is noticed within 3 s"
 assert MAX_CLAIM_BYTES < MAX_FRAME_BYTES
 assert REPEAT_SECONDS <= MAX_REPEAT_SECONDS < COMMIT_TTL_SECONDS
+assert COMMIT_TTL_SECONDS + DRIFT_MARGIN_SECONDS < 5.0, "a source whose target dies after the commit ends within 5 s"
+assert COMMIT_TTL_SECONDS + DRIFT_MARGIN_SECONDS < TELL_SECONDS < RETIRE_SECONDS
+assert CLAIM_TTL_SECONDS < RETRY_HORIZON_SECONDS, "a claim that the ledger has forgotten has run out by itself"
 assert MAX_OFFSET_BYTES * 4 < 1 << 63

@@ -97,7 +97,7 @@ class DialerHandshake:
         """
         challenge = _expect(Challenge, payload)
         if challenge.open_mode != (self._secret is None):
-            raise _mode_error("listener", theirs_open=challenge.open_mode)
+            raise _mode_error(dialer_is_open=self._secret is None)
         if challenge.version not in self._hello.versions:
             msg = f"the listener chose protocol version {challenge.version}; we speak {_list(self._hello.versions)}"
             raise VersionError(msg, stage="handshake")
@@ -163,7 +163,7 @@ class ListenerHandshake:
             raise VersionError(msg, stage="handshake")
         secret = self._secret if hello.purpose is Purpose.CONTROL else self._channel_key(hello.session)
         if hello.open_mode != (secret is None):
-            raise _mode_error("dialer", theirs_open=hello.open_mode)
+            raise _mode_error(dialer_is_open=hello.open_mode)
         self._version = max(common)
         self._hello = hello
         self._transcript = _Transcript(secret)
@@ -245,9 +245,9 @@ def _rejected(message: Rejected) -> KVLinkError:
     return cls(msg, stage="handshake")
 
 
-def _mode_error(who: str, *, theirs_open: bool) -> AuthenticationError:
-    theirs, ours = ("is open", "have a secret") if theirs_open else ("has a secret", "are open")
-    msg = f"the {who} {theirs} and we {ours}; give both sides the same secret, or set open_mode on both"
+def _mode_error(*, dialer_is_open: bool) -> AuthenticationError:
+    one, other = ("dialer", "listener") if dialer_is_open else ("listener", "dialer")
+    msg = f"the {one} is open and the {other} has a secret; give both the same secret, or set open_mode on both"
     return AuthenticationError(msg, stage="handshake")
 
 

@@ -1,0 +1,337 @@
+"""Control connections: authenticated, introduced, and then a queue of typed messages each way.
+
+A connection is made by `connect` or by ``kvlink.link.listener.Listener``. It owns no task: frames are taken apart as
+they arrive, in the loop's callback, and whoever waits for a message is woken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Self
+
+from kvlink import limits
+from kvlink.errors import (
+    ClosedError,
+    KVLinkError,
+    PeerLostError,
+    PeerUnreachableError,
+)
+from kvlink.link.handshake import DialerHandshake, Session
+from kvlink.link.introduction import check_introduce
+from kvlink.link.sockets import dial, receive_frame, send_frame
+from kvlink.wire import Address, AnyMessage, Introduce, decode, encode, frame_length, pack_frame
+from kvlink.wire.codec import HEADER
+from kvlink.wire.opening import Purpose
+
+log: Final = logging.getLogger("kvlink.link")
+
+
+async def connect(
+    address: str,
+    *,
+    secret: bytes | None,
+    introduce: Callable[[], Introduce],
+    timeout_seconds: float = limits.HANDSHAKE_TIMEOUT_SECONDS,
+) -> ControlConnection:
+    """Dial a rank, prove each other, and exchange `Introduce`.
+
+    Args:
+        address: as `Address` reads it, from a claim.
+        secret: the cluster's, or ``None`` for open mode; the listener must be the same.
+        introduce: composes what we tell of ourselves; called only once the listener has proven itself.
+        timeout_seconds: bound on all of it.
+
+    Raises:
+        PeerUnreachableError, PeerLostError: nobody answers, or it went away; retryable.
+        AuthenticationError, VersionError: it is not ours, or not of our version.
+        WireError, LayoutError: what it says is not what it must be.
+
+    Cancellation closes the socket; the listener sees a lost peer.
+    """
+    target = Address.parse(address)
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            sock, session = await _dial_and_prove(target, secret, Purpose.CONTROL, None)
+            connection = ControlConnection(session, dialled=target)
+            await connection.start(sock, introduce)
+    except TimeoutError:
+        raise _no_answer(target, timeout_seconds) from None
+    except KVLinkError as error:
+        error.peer = error.peer or address
+        raise
+    return connection
+
+
+class ControlConnection:
+    """One authenticated connection to one peer, after both have introduced themselves.
+
+    Attributes:
+        peer_introduce: what the peer told; its spec is checked (`kvlink.layout.check_spec`), and not yet compared.
+        peer: ``str`` of the peer's place.
+        session: what the handshake agreed on.
+        dialled: where we connected to, or ``None`` on the listener's side.
+        closed: set once the socket is closed; nothing is sent or received from then on.
+        error: why it ended, or is about to; ``None`` while it works.
+    """
+
+    peer_introduce: Introduce
+
+    def __init__(self, session: Session, dialled: Address | None) -> None:
+        self.session = session
+        self.dialled = dialled
+        self.peer = "a peer not introduced yet" if dialled is None else str(dialled)
+        self.closed = asyncio.Event()
+        self.error: KVLinkError | None = None
+        self._inbox: deque[AnyMessage] = deque()
+        self._arrived = asyncio.Event()
+        self._channel: socket.socket | None = None
+        self._channel_arrived = asyncio.Event()
+        self._frames = _Frames(self)
+        self._abort_timer: asyncio.TimerHandle | None = None
+
+    async def start(self, sock: socket.socket, introduce: Callable[[], Introduce]) -> None:
+        """Take over an authenticated socket and exchange `Introduce`. `connect` and the listener call it, once.
+
+        Raises:
+            SchemaError: the peer's first message is another, or contradicts itself.
+            LayoutError: its spec is malformed.
+            PeerLostError: it went away.
+
+        Whatever is raised, cancellation included, the socket is closed.
+        """
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: self._frames, sock=sock)
+            self.send(introduce())
+            introduced = check_introduce(await self.receive())
+        except BaseException as error:
+            self.fail(error if isinstance(error, KVLinkError) else ClosedError("given up before it was introduced"))
+            sock.close()  # harmless where the transport has it: `fail` has taken it out of the loop
+            raise
+        self.peer_introduce = introduced
+        self.peer = str(introduced.spec.place)
+
+    def send(self, message: AnyMessage) -> None:
+        """Queue ``message``; it leaves in order. Never blocks.
+
+        Raises:
+            KVLinkError: the connection has ended, by `error`.
+            PeerLostError: the peer does not read; `limits.MAX_SEND_QUEUE_BYTES` are waiting. The connection is closed.
+            SchemaError, FrameError: the message cannot be encoded; the connection goes on without it.
+        """
+        if self.error is not None:
+            raise self.error
+        frame = pack_frame(encode(message))
+        if self._frames.unsent_bytes + len(frame) > limits.MAX_SEND_QUEUE_BYTES:
+            msg = f"the peer does not read: {self._frames.unsent_bytes} bytes are waiting"
+            error = PeerLostError(msg, peer=self.peer, stage="send")
+            self.fail(error)
+            raise error
+        self._frames.write(frame)
+
+    async def receive(self) -> AnyMessage:
+        """The next message. One caller at a time; cancellation loses no message.
+
+        Raises:
+            PeerLostError: the peer closed or reset the connection.
+            WireError: it sent what it must not; the connection is closed.
+            ClosedError: `close` was called.
+        """
+        while not self._inbox:
+            if self.error is not None:
+                raise self.error
+            self._arrived.clear()
+            await self._arrived.wait()
+        message = self._inbox.popleft()
+        if len(self._inbox) <= limits.MAX_QUEUED_MESSAGES // 2:
+            self._frames.resume()
+        return message
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> AnyMessage:
+        return await self.receive()
+
+    async def channel(self, *, timeout_seconds: float = limits.HANDSHAKE_TIMEOUT_SECONDS) -> socket.socket:
+        """The native channel that goes with this connection: a second socket, proven by a one-time key.
+
+        The side that dialled dials again, the other waits for it. Both get a non-blocking socket that nobody else
+        knows, at its first byte: ready for the native engine, which takes over its descriptor (``sock.detach()``).
+
+        Raises:
+            PeerUnreachableError, PeerLostError: no channel within the bound; retryable, with a new connection.
+            AuthenticationError: the key is used or too old (`limits.CHANNEL_KEY_SECONDS`).
+            KVLinkError: the connection has ended, by `error`.
+
+        Cancellation closes a half-open channel and uses up the key; a whole one that nobody took is closed with the
+        connection.
+        """
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                if self.dialled is not None:
+                    return await self._dial_channel(self.dialled)
+                await self._channel_arrived.wait()
+        except TimeoutError:
+            msg = f"no channel within {timeout_seconds:g} s"
+            raise PeerUnreachableError(msg, peer=self.peer, stage="channel") from None
+        sock, self._channel = self._channel, None
+        if sock is None:
+            raise self.error or ClosedError("the channel was taken already", peer=self.peer, stage="channel")
+        return sock
+
+    def deliver_channel(self, sock: socket.socket) -> None:
+        """The listener's call: a channel of this session has proven itself. Closes ``sock`` if the connection ended."""
+        if self.error is not None:
+            sock.close()
+            return
+        self._channel = sock
+        self._channel_arrived.set()
+
+    def close(self) -> None:
+        """Close; what is queued is sent first, within `limits.CLOSE_TIMEOUT_SECONDS`. Idempotent; see `closed`."""
+        if self._end(ClosedError("the control connection was closed", peer=self.peer)):
+            self._frames.close()
+            loop = asyncio.get_running_loop()
+            self._abort_timer = loop.call_later(limits.CLOSE_TIMEOUT_SECONDS, self._frames.abort)
+
+    def fail(self, error: KVLinkError) -> None:
+        """Close at once because of ``error``, which `receive` raises after what came before it. Idempotent."""
+        if self._end(error):
+            self._frames.abort()
+
+    def arrived(self, message: AnyMessage) -> bool:
+        """The frames' call: put ``message`` into the inbox; whether there is room for more."""
+        self._inbox.append(message)
+        self._arrived.set()
+        return len(self._inbox) < limits.MAX_QUEUED_MESSAGES
+
+    def lost(self, how: str) -> None:
+        """The frames' call: the socket is closed."""
+        self._end(PeerLostError(f"the control connection ended: {how}", peer=self.peer, stage="control"))
+        if self._abort_timer is not None:
+            self._abort_timer.cancel()
+        self.closed.set()
+
+    async def _dial_channel(self, address: Address) -> socket.socket:
+        if self.error is not None:
+            raise self.error
+        key, session_id = self.session.channel_key, self.session.session_id
+        sock, _ = await _dial_and_prove(address, key, Purpose.CHANNEL, session_id)
+        return sock
+
+    def _end(self, error: KVLinkError) -> bool:
+        if self.error is not None:
+            return False
+        self.error = error
+        self._arrived.set()
+        self._channel_arrived.set()
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        return True
+
+
+class _Frames(asyncio.Protocol):
+    """The socket side: takes frames apart as bytes arrive, and stops reading while the inbox is full."""
+
+    def __init__(self, connection: ControlConnection) -> None:
+        self._connection = connection
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._reading = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        self._take_apart()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        how = "closed by the peer" if exc is None else f"{type(exc).__name__}: {exc}"
+        if self._buffer:
+            how += f", with {len(self._buffer)} bytes of an unfinished frame"
+        self._buffer.clear()
+        self._connection.lost(how)
+
+    @property
+    def unsent_bytes(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def write(self, frame: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(frame)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def resume(self) -> None:
+        """There is room again. Frames that are here already come first, in the loop's own time."""
+        if not self._reading and self._transport is not None and not self._transport.is_closing():
+            self._reading = True
+            self._take_apart()
+            if self._reading:
+                self._transport.resume_reading()
+
+    def _take_apart(self) -> None:
+        start = 0
+        try:
+            while self._reading and (end := self._frame_end(start)) is not None:
+                message = decode(bytes(memoryview(self._buffer)[start + HEADER.size : end]))
+                start = end
+                if not self._connection.arrived(message):
+                    self._pause()
+        except KVLinkError as error:
+            log.debug("closing the control connection to %s: %s", self._connection.peer, error)
+            error.peer = self._connection.peer
+            self._connection.fail(error)
+            start = len(self._buffer)
+        del self._buffer[:start]
+
+    def _frame_end(self, start: int) -> int | None:
+        """Where the frame at ``start`` ends in the buffer, or ``None`` while it is not whole."""
+        begin = start + HEADER.size
+        if len(self._buffer) < begin:
+            return None
+        end = begin + frame_length(bytes(memoryview(self._buffer)[start:begin]), limits.MAX_FRAME_BYTES)
+        return end if len(self._buffer) >= end else None
+
+    def _pause(self) -> None:
+        self._reading = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+
+async def _dial_and_prove(
+    address: Address, secret: bytes | None, purpose: Purpose, session_id: bytes | None
+) -> tuple[socket.socket, Session]:
+    """A socket whose other end has proven itself. Closed if anything goes wrong, cancellation included."""
+    handshake = DialerHandshake(
+        secret=secret, nonce=os.urandom(limits.NONCE_BYTES), purpose=purpose, session_id=session_id
+    )
+    limit = limits.MAX_UNAUTHENTICATED_FRAME_BYTES
+    sock = await dial(address)
+    with contextlib.ExitStack() as undo:
+        undo.callback(sock.close)
+        await send_frame(sock, handshake.hello())
+        await send_frame(sock, handshake.answer(await receive_frame(sock, limit)))
+        session = handshake.confirm(await receive_frame(sock, limit))
+        undo.pop_all()
+    return sock, session
+
+
+def _no_answer(address: Address, seconds: float) -> PeerUnreachableError:
+    msg = f"{address} did not answer and introduce itself within {seconds:g} s"
+    return PeerUnreachableError(msg, peer=str(address), stage="handshake")

@@ -1,0 +1,229 @@
+"""The listening side: binds once and holds, lets in who proves itself, and survives whoever does not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from kvlink import limits
+from kvlink.errors import AuthenticationError, ClosedError, KVLinkError, VersionError
+from kvlink.link.control import ControlConnection
+from kvlink.link.handshake import ListenerHandshake, Session, rejection
+from kvlink.link.sockets import listen, local_address, receive_frame, send_frame, tune
+from kvlink.wire import Address, Introduce, pack_frame
+
+log: Final = logging.getLogger("kvlink.link")
+
+OnConnection = Callable[[ControlConnection], None]
+
+
+class Listener:
+    """One address on which peers open control connections and their channels.
+
+    Attributes:
+        address: where it is bound, with its real port.
+        refused: connections that did not get in, by reason: the ``code`` of a typed error, ``timeout`` or ``crowded``.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        secret: bytes | None,
+        introduce: Callable[[], Introduce],
+        handshake_seconds: float,
+    ) -> None:
+        self.address = local_address(sock)
+        self.refused: Counter[str] = Counter()
+        self._socket = sock
+        self._inode = os.stat(self.address.path).st_ino if self.address.path else None
+        self._secret = secret
+        self._introduce = introduce
+        self._handshake_seconds = handshake_seconds
+        self._unproven: dict[asyncio.Task[bool], None] = {}
+        self._sessions: dict[bytes, tuple[float, ControlConnection]] = {}
+        self._resume: asyncio.TimerHandle | None = None
+
+    @classmethod
+    async def bind(
+        cls,
+        address: str,
+        *,
+        secret: bytes | None,
+        introduce: Callable[[], Introduce],
+        handshake_seconds: float = limits.HANDSHAKE_TIMEOUT_SECONDS,
+    ) -> Listener:
+        """Bind and hold. Peers may connect from now on; they are answered once `serve` runs.
+
+        Args:
+            address: as `Address` reads it; port 0 takes any free one.
+            secret: the cluster's, or ``None`` for open mode: whoever reaches the address is let in.
+            introduce: composes what we tell of ourselves; called once for each peer that has proven itself.
+            handshake_seconds: bound on a connection's way from accepted to introduced.
+
+        Raises:
+            SchemaError: not an address.
+            UnavailableError: it cannot be bound; the remedy is named.
+        """
+        sock = await listen(Address.parse(address))
+        listener = cls(sock, secret=secret, introduce=introduce, handshake_seconds=handshake_seconds)
+        log.info(
+            "listening on %s, %s", listener.address, "OPEN: no secret is asked for" if secret is None else "secret"
+        )
+        return listener
+
+    async def serve(self, on_connection: OnConnection) -> None:
+        """Let peers in until cancelled.
+
+        Args:
+            on_connection: gets each introduced connection, and owns it from then on. Must not block.
+
+        Cancellation ends the handshakes that run and closes their sockets. Connections that were handed over live on;
+        the address stays bound until `close`.
+        """
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as handshakes:
+            loop.add_reader(self._socket, self._accept, handshakes, on_connection)
+            try:
+                await loop.create_future()
+            finally:
+                loop.remove_reader(self._socket)
+                if self._resume is not None:
+                    self._resume.cancel()
+
+    def close(self) -> None:
+        """Give the address up. Idempotent; call it after `serve` has ended."""
+        if self._socket.fileno() < 0:
+            return
+        self._socket.close()
+        self._sessions.clear()
+        if self.address.path:
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(self.address.path).st_ino == self._inode:  # or another listener has taken the path since
+                    os.unlink(self.address.path)
+
+    def _accept(self, handshakes: asyncio.TaskGroup, on_connection: OnConnection) -> None:
+        """The socket is readable: take what waits. Synchronous, so that no accepted socket is lost to a cancel."""
+        for _ in range(limits.LISTEN_BACKLOG):
+            try:
+                sock, _ = self._socket.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionAbortedError:
+                self.refused["peer_lost"] += 1
+                continue
+            except OSError as error:
+                self._pause(error, handshakes, on_connection)
+                return
+            sock.setblocking(False)
+            if len(self._unproven) >= limits.MAX_PENDING_HANDSHAKES:
+                # The oldest goes: a good peer is through in milliseconds, so the slow ones make room.
+                oldest = next(iter(self._unproven))
+                del self._unproven[oldest]
+                oldest.cancel()
+                self.refused["crowded"] += 1
+            task = handshakes.create_task(self._let_in(sock, on_connection))
+            self._unproven[task] = None
+            task.add_done_callback(partial(self._finished, sock))
+
+    def _finished(self, sock: socket.socket, task: asyncio.Task[bool]) -> None:
+        """A socket that was not handed over is closed here, also where its task was cancelled before it began."""
+        self._unproven.pop(task, None)
+        if task.cancelled() or not task.result():
+            sock.close()
+
+    def _pause(self, error: OSError, handshakes: asyncio.TaskGroup, on_connection: OnConnection) -> None:
+        """Out of descriptors, most likely: the pending connection keeps the socket readable, so do not spin on it."""
+        log.warning("cannot accept on %s: %s; trying again", self.address, error.strerror)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._socket)
+        self._resume = loop.call_later(
+            limits.ACCEPT_PAUSE_SECONDS, loop.add_reader, self._socket, self._accept, handshakes, on_connection
+        )
+
+    async def _let_in(self, sock: socket.socket, on_connection: OnConnection) -> bool:
+        """One accepted socket's way to a connection; False if it was refused. Its errors end here."""
+        try:
+            async with asyncio.timeout(self._handshake_seconds):
+                await self._greet(sock, on_connection)
+        except TimeoutError:
+            self._refuse("timeout", f"not introduced within {self._handshake_seconds:g} s")
+        except KVLinkError as error:
+            self._refuse(error.code, str(error))
+        except OSError as error:
+            self._refuse("peer_lost", str(error))
+        except Exception:  # our own fault: it must not take the listener down, nor stay unseen
+            log.exception("letting in a connection to %s failed", self.address)
+            self._refuse("internal", "see the log")
+        else:
+            return True
+        return False
+
+    async def _greet(self, sock: socket.socket, on_connection: OnConnection) -> None:
+        """Authenticate, then introduce and hand over, or bring a channel to its connection."""
+        tune(sock)
+        session, owner = await self._authenticate(sock)
+        if (task := asyncio.current_task()) is not None:
+            self._unproven.pop(task, None)
+        if owner is not None:
+            owner.deliver_channel(sock)
+            return
+        connection = ControlConnection(session, dialled=None)
+        # Before the peer can have our Introduce, and with it leave to open the channel.
+        self._remember(connection)
+        try:
+            await connection.start(sock, self._introduce)
+            on_connection(connection)
+        except BaseException:
+            self._sessions.pop(session.session_id, None)
+            connection.fail(ClosedError("nobody took the connection"))
+            raise
+
+    async def _authenticate(self, sock: socket.socket) -> tuple[Session, ControlConnection | None]:
+        """The handshake. Returns the session and, for a channel, the control connection that it belongs to."""
+        owner: ControlConnection | None = None
+
+        def take_channel_key(session_id: bytes) -> bytes | None:
+            nonlocal owner
+            owner = self._take_session(session_id)
+            return None if owner is None else owner.session.channel_key
+
+        handshake = ListenerHandshake(
+            secret=self._secret, nonce=os.urandom(limits.NONCE_BYTES), take_channel_key=take_channel_key
+        )
+        limit = limits.MAX_UNAUTHENTICATED_FRAME_BYTES
+        try:
+            await send_frame(sock, handshake.challenge(await receive_frame(sock, limit)))
+            proof, session = handshake.verify(await receive_frame(sock, limit))
+        except (AuthenticationError, VersionError) as error:
+            with contextlib.suppress(OSError):  # told if there is room in the socket; never waited for
+                sock.send(pack_frame(rejection(error)))
+            raise
+        await send_frame(sock, proof)
+        return session, owner
+
+    def _remember(self, connection: ControlConnection) -> None:
+        now = asyncio.get_running_loop().time()
+        for session_id, (deadline, _) in list(self._sessions.items()):  # oldest first
+            if deadline > now:
+                break
+            del self._sessions[session_id]
+        self._sessions[connection.session.session_id] = (now + limits.CHANNEL_KEY_SECONDS, connection)
+
+    def _take_session(self, session_id: bytes) -> ControlConnection | None:
+        """The live control connection of a session, once, and not too late."""
+        deadline, connection = self._sessions.pop(session_id, (0.0, None))
+        if connection is None or connection.error is not None or deadline < asyncio.get_running_loop().time():
+            return None
+        return connection
+
+    def _refuse(self, reason: str, detail: str) -> None:
+        self.refused[reason] += 1
+        log.debug("a connection to %s was refused (%s): %s", self.address, reason, detail)
