@@ -3,6 +3,9 @@
 How a group becomes segments: its planes are sorted into families of equal strides, its heads into stretches that are
 consecutive on both sides, the token range into pieces that lie in one block of either side. Each combination of
 (slots in a piece, family, head stretch) is one segment, and all that lies inside a block becomes its nest.
+
+Runs are as long as a block allows wherever a leg's heads are consecutive on both sides and its layers evenly spaced,
+as engines cut them. Any other choice is moved as exactly, in shorter runs.
 """
 
 from __future__ import annotations
