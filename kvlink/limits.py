@@ -89,6 +89,8 @@ TELL_SECONDS: Final = 30.0
 """How long INSTALLED or NOT_INSTALLED is repeated to a source that does not acknowledge."""
 RETRY_HOLD_SECONDS: Final = 10.0
 """How long a hold outlives a retryable failure of a leg, so that a fresh attempt can ask."""
+LOST_HOLD_SECONDS: Final = 2.0
+"""How long a hold outlives the loss of the target that was to read it."""
 RETIRE_SECONDS: Final = 40.0
 """How long a source keeps a part that did not end done, to answer and to learn from late messages."""
 MAX_ATTEMPTS_PER_LEG: Final = 8
@@ -109,6 +111,7 @@ assert PEER_LOST_SECONDS < 3.0, "a stopped peer is noticed within 3 s"
 assert MAX_CLAIM_BYTES < MAX_FRAME_BYTES
 assert REPEAT_SECONDS <= MAX_REPEAT_SECONDS < COMMIT_TTL_SECONDS
 assert COMMIT_TTL_SECONDS + DRIFT_MARGIN_SECONDS < 5.0, "a source whose target dies after the commit ends within 5 s"
+assert PEER_LOST_SECONDS + LOST_HOLD_SECONDS < 5.0, "a source whose target dies while it reads ends within 5 s"
 assert COMMIT_TTL_SECONDS + DRIFT_MARGIN_SECONDS < TELL_SECONDS < RETIRE_SECONDS
 assert CLAIM_TTL_SECONDS < RETRY_HORIZON_SECONDS, "a claim that the ledger has forgotten has run out by itself"
 assert MAX_OFFSET_BYTES * 4 < 1 << 63

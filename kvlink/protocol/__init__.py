@@ -1,0 +1,115 @@
+"""The protocol as data: ``step(state, event, now) -> (state, actions)`` over frozen values and total tables.
+
+No I/O, no clock, no randomness: ids, time and verdicts come in with events, deeds go out as actions. ``target`` and
+``source`` are the two machines, `Ledger` and `ParkingLot` what surrounds them. See docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+from kvlink.protocol import source, target
+from kvlink.protocol.ledger import Fresh, Join, Ledger, Recorded, Refuse, content_digest
+from kvlink.protocol.parking import ParkingLot
+from kvlink.protocol.source import answer_unknown
+from kvlink.protocol.source_leg import LeaseLapsed, PreparedArrived
+from kvlink.protocol.source_part import (
+    AskArrived,
+    DeclineArrived,
+    RenewHold,
+    Seal,
+    SourceEvent,
+    SourcePart,
+    SourcePhase,
+    TicketArrived,
+    ended_error,
+)
+from kvlink.protocol.target import InstallDone, InstallFailed, TargetEvent, TargetPart, TargetPhase
+from kvlink.protocol.target_leg import CutOffDone, ReadEnded
+from kvlink.protocol.vocabulary import (
+    Action,
+    Cancel,
+    CutOff,
+    End,
+    EndHold,
+    Expose,
+    Failure,
+    Install,
+    Learned,
+    ParkAsk,
+    PeerDead,
+    PeerLost,
+    Received,
+    ReleaseBlocks,
+    Report,
+    Send,
+    SendAnnounce,
+    SendAsk,
+    SendLease,
+    StartRead,
+    StopRenewing,
+    Tick,
+    Timing,
+    Unpark,
+    Withdraw,
+    error_info,
+    fail,
+    failure_of,
+)
+
+__all__ = [
+    "Action",
+    "AskArrived",
+    "Cancel",
+    "CutOff",
+    "CutOffDone",
+    "DeclineArrived",
+    "End",
+    "EndHold",
+    "Expose",
+    "Failure",
+    "Fresh",
+    "Install",
+    "InstallDone",
+    "InstallFailed",
+    "Join",
+    "Learned",
+    "LeaseLapsed",
+    "Ledger",
+    "ParkAsk",
+    "ParkingLot",
+    "PeerDead",
+    "PeerLost",
+    "PreparedArrived",
+    "ReadEnded",
+    "Received",
+    "Recorded",
+    "Refuse",
+    "ReleaseBlocks",
+    "RenewHold",
+    "Report",
+    "Seal",
+    "Send",
+    "SendAnnounce",
+    "SendAsk",
+    "SendLease",
+    "SourceEvent",
+    "SourcePart",
+    "SourcePhase",
+    "StartRead",
+    "StopRenewing",
+    "TargetEvent",
+    "TargetPart",
+    "TargetPhase",
+    "Tick",
+    "TicketArrived",
+    "Timing",
+    "Unpark",
+    "Withdraw",
+    "answer_unknown",
+    "content_digest",
+    "ended_error",
+    "error_info",
+    "fail",
+    "failure_of",
+    "source",
+    "target",
+]

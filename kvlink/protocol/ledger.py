@@ -1,0 +1,156 @@
+"""What became of every request key, for as long as somebody may ask again. No I/O, no clock.
+
+A target keeps one for its fetches: a repeated request joins the live one, or gets the recorded outcome while its
+blocks are reserved (G1, G3); once they are released it is a new request (G5). A source keeps one for its holds: it
+answers asks for parts that are gone, and remembers what must not be published again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import msgspec
+
+from kvlink import errors, limits, wire
+from kvlink.descriptor import KVDescriptor
+from kvlink.protocol.vocabulary import End, error_info
+
+Live = TypeVar("Live")
+
+
+def content_digest(descriptor: KVDescriptor) -> str:
+    """16 hex digits over what a retry of the same request must not change.
+
+    Source blocks, the first token still missing, deadline, priority and trace id may differ between retries.
+    """
+    facts = descriptor.facts
+    content = (
+        descriptor.request_id,
+        descriptor.tokens,
+        descriptor.identity_fingerprint,
+        facts.prompt_digest,
+        facts.adapter,
+        facts.adapter_revision,
+        facts.tenant,
+        facts.opaque,
+    )
+    return hashlib.blake2b(msgspec.msgpack.encode(content), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """Nobody knows this key: `Ledger.begin` it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join(Generic[Live]):
+    """The same request is live."""
+
+    live: Live
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The same request has ended, and its outcome still holds."""
+
+    end: End
+    error: wire.ErrorInfo | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """A conflict, or no room in the ledger."""
+
+    error: wire.ErrorInfo
+
+
+@dataclass(slots=True)
+class _Entry(Generic[Live]):
+    digest: str | None
+    live: Live | None
+    outcome: Recorded | None = field(default=None)
+    standing: bool = False
+
+
+class Ledger(Generic[Live]):
+    """Live requests, and ended ones for the retry horizon.
+
+    Args:
+        limit: entries kept at a time; when full, new keys are refused as busy.
+        horizon_seconds: how long an ended key is remembered, from its end or, if its outcome stood, from its release.
+    """
+
+    def __init__(
+        self, limit: int = limits.MAX_LEDGER_ENTRIES, horizon_seconds: float = limits.RETRY_HORIZON_SECONDS
+    ) -> None:
+        self._limit = limit
+        self._horizon = horizon_seconds
+        self._entries: dict[str, _Entry[Live]] = {}
+        self._forget_at: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def look(self, key: str, digest: str | None, now: float) -> Fresh | Join[Live] | Recorded | Refuse:
+        """What a request for ``key`` with this content is. ``None``: the content is not known yet.
+
+        Changes nothing but to forget what is past the horizon.
+        """
+        self._forget(now)
+        entry = self._entries.get(key)
+        if entry is None:
+            if len(self._entries) < self._limit:
+                return Fresh()
+            text = f"the ledger is full: {self._limit} requests are live or remembered"
+            return Refuse(error_info(errors.BusyError, text))
+        if digest is not None and entry.digest is not None and digest != entry.digest:
+            text = f"request {key} was here with content {entry.digest}, and came again with {digest}"
+            return Refuse(error_info(errors.ConflictError, text))
+        if entry.live is not None:
+            return Join(entry.live)
+        return entry.outcome if entry.standing and entry.outcome is not None else Fresh()
+
+    def begin(self, key: str, digest: str | None, live: Live) -> None:
+        """Record a live request. Only after `look` said `Fresh`."""
+        self._forget_at.pop(key, None)
+        self._entries[key] = _Entry(digest, live)
+
+    def content(self, key: str, digest: str) -> None:
+        """The content of a live request has become known."""
+        self._entries[key].digest = digest
+
+    def end(self, key: str, end: End, error: wire.ErrorInfo | None, now: float, *, standing: bool) -> None:
+        """Record a live request's end.
+
+        Args:
+            key: the request's key.
+            end: how it ended.
+            error: why, if it is not done.
+            now: the driver's clock.
+            standing: the outcome answers repeats until `release`. Target: it is installed. Source: it is
+                *indeterminate*, and must not be published again until `Learned`.
+        """
+        entry = self._entries[key]
+        entry.live, entry.outcome, entry.standing = None, Recorded(end, error), standing
+        if not standing:
+            self._forget_at[key] = now + self._horizon
+
+    def release(self, key: str, now: float) -> None:
+        """The outcome no longer stands: the engine released the blocks, or the source has learned. Idempotent."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.standing:
+            entry.standing = False
+            self._forget_at[key] = now + self._horizon
+
+    def outcome(self, key: str) -> Recorded | None:
+        """How an ended key ended, standing or not, while it is remembered."""
+        entry = self._entries.get(key)
+        return entry.outcome if entry is not None else None
+
+    def _forget(self, now: float) -> None:
+        """Entries come to their horizon in the order in which they were put there."""
+        while self._forget_at and now >= self._forget_at[key := next(iter(self._forget_at))]:
+            del self._forget_at[key]
+            del self._entries[key]

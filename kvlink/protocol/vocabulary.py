@@ -1,0 +1,249 @@
+"""The words the protocol's machines share: ends, timing, and what goes into a step and comes out of it.
+
+Every value is frozen and hashable: a machine's state is data that a test can compare and an explorer can store.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from kvlink import errors, limits, wire
+
+
+class Value(msgspec.Struct, frozen=True):
+    """Base of all states, events and actions."""
+
+
+class End(Enum):
+    """How a part ended. A target part is never ``INDETERMINATE``: it alone decides whether it installs."""
+
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    INDETERMINATE = "indeterminate"
+
+
+class Failure(Value, frozen=True):
+    """Why a part did not end ``DONE``: the end, and the error as it travels and as the embedder gets it."""
+
+    end: End
+    error: wire.ErrorInfo
+
+
+def fail(end: End, error: type[errors.KVLinkError], message: str, *, retryable: bool | None = None) -> Failure:
+    """A `Failure` from an error class; ``retryable`` defaults to the class's own word."""
+    return Failure(end, error_info(error, message, retryable=retryable))
+
+
+def error_info(error: type[errors.KVLinkError], message: str, *, retryable: bool | None = None) -> wire.ErrorInfo:
+    """An `wire.ErrorInfo` from an error class."""
+    return wire.ErrorInfo(
+        code=error.code,
+        message=message[: limits.MAX_TEXT_BYTES],
+        retryable=error.default_retryable if retryable is None else retryable,
+    )
+
+
+_END_OF_CODE = {
+    errors.CancelledError.code: End.CANCELLED,
+    errors.DeadlineError.code: End.EXPIRED,
+    errors.ExpiredError.code: End.EXPIRED,
+    errors.LeaseLapsedError.code: End.EXPIRED,
+}
+
+
+def failure_of(error: wire.ErrorInfo) -> Failure:
+    """The `Failure` that an error told by the other side (or by the transport) makes of a part."""
+    return Failure(_END_OF_CODE.get(error.code, End.FAILED), error)
+
+
+class Timing(Value, frozen=True, kw_only=True):
+    """The protocol's clocks, in seconds. Both machines hold one; only the commit's time to live is told to the peer.
+
+    Attributes:
+        commit_ttl_seconds: source: what a commit grants. Target: how long it waits for a commit.
+        drift_margin_seconds: how much longer than the grant the source waits.
+        repeat_seconds: first interval between repeats of an unanswered message.
+        max_repeat_seconds: what that interval doubles up to.
+        park_seconds: how long a parked ask waits for its source.
+        tell_seconds: how long *installed* or *not installed* is repeated to a source that does not acknowledge.
+        retry_hold_seconds: how long a hold outlives a retryable failure, for a fresh attempt to ask.
+        lost_hold_seconds: how long a hold outlives the target that was to read it.
+        retire_seconds: how long a source keeps an ended part to answer late messages.
+    """
+
+    commit_ttl_seconds: float = limits.COMMIT_TTL_SECONDS
+    drift_margin_seconds: float = limits.DRIFT_MARGIN_SECONDS
+    repeat_seconds: float = limits.REPEAT_SECONDS
+    max_repeat_seconds: float = limits.MAX_REPEAT_SECONDS
+    park_seconds: float = limits.PARK_SECONDS
+    tell_seconds: float = limits.TELL_SECONDS
+    retry_hold_seconds: float = limits.RETRY_HOLD_SECONDS
+    lost_hold_seconds: float = limits.LOST_HOLD_SECONDS
+    retire_seconds: float = limits.RETIRE_SECONDS
+
+
+class Repeat(Value, frozen=True):
+    """When an unanswered message is sent again, and the interval after that."""
+
+    at: float
+    interval: float
+
+    @classmethod
+    def start(cls, now: float, timing: Timing) -> Repeat:
+        """The message was sent for the first time now."""
+        return cls(now + timing.repeat_seconds, timing.repeat_seconds)
+
+    def again(self, now: float, timing: Timing) -> Repeat:
+        """The message was sent again now: the interval doubles, up to its bound."""
+        interval = min(self.interval * 2, timing.max_repeat_seconds)
+        return Repeat(now + interval, interval)
+
+
+# --- events ---------------------------------------------------------------------------------------------------
+
+
+class Received(Value, frozen=True):
+    """A control message that needs no verdict, from the peer whose connection carried it.
+
+    A message about a leg of another peer, or about no leg, is inert: an authenticated peer can end only its own.
+    """
+
+    peer: str
+    message: (
+        wire.Lease | wire.Parked | wire.Refused | wire.Commit | wire.Revoked | wire.Ack | wire.Installed
+        | wire.NotInstalled
+    )  # fmt: skip
+
+
+class PeerLost(Value, frozen=True):
+    """No word from this incarnation: a reset that redialling did not mend, or silence."""
+
+    peer: str
+
+
+class PeerDead(Value, frozen=True):
+    """This incarnation is proven dead: its successor has authenticated, or its own host says that it is gone."""
+
+    peer: str
+
+
+class Cancel(Value, frozen=True):
+    """This side ends the part: the embedder cancelled, the link closes, a prefill failed."""
+
+    failure: Failure
+
+
+class Tick(Value, frozen=True):
+    """Time has come to what ``next_timer`` announced. Harmless at any other time."""
+
+
+# --- actions --------------------------------------------------------------------------------------------------
+
+
+class Send(Value, frozen=True):
+    """Send this message; if there is no connection, drop it (what must arrive is repeated)."""
+
+    peer: str
+    message: wire.Message
+
+
+class SendAsk(Value, frozen=True):
+    """Target: compose and send `wire.Ask` for this leg, redialling if need be. The same words on every repeat."""
+
+    peer: str
+    attempt: int
+
+
+class StartRead(Value, frozen=True):
+    """Target: start reading this leg into the reserved blocks. Answer with ``ReadEnded``, also if it cannot start."""
+
+    peer: str
+    attempt: int
+    lease: wire.Lease
+
+
+class StopRenewing(Value, frozen=True):
+    """Target: the leg is committed, its lease is no longer needed; the transport may forget the attempt."""
+
+    peer: str
+    attempt: int
+
+
+class CutOff(Value, frozen=True):
+    """Target: end the read for good. Answer with ``CutOffDone`` when no byte of the attempt can land any more."""
+
+    peer: str
+    attempt: int
+
+
+class Install(Value, frozen=True):
+    """Target: hand the blocks to the engine *now*. Answer with ``InstallDone`` or ``InstallFailed``, always."""
+
+
+class ReleaseBlocks(Value, frozen=True):
+    """Target: nothing was installed and nothing can land: the reservation goes back."""
+
+
+class SendLease(Value, frozen=True):
+    """Source: compose and send `wire.Lease`. The attempt is exposed; the answer is the same on every repeat."""
+
+    peer: str
+    attempt: int
+
+
+class Expose(Value, frozen=True):
+    """Source: let this attempt read; its lease starts now."""
+
+    peer: str
+    attempt: int
+
+
+class Withdraw(Value, frozen=True):
+    """Source: end the exposure of this attempt."""
+
+    peer: str
+    attempt: int
+
+
+class SendAnnounce(Value, frozen=True):
+    """Source, push: compose and send `wire.Announce` to this holder of a ticket."""
+
+    peer: str
+
+
+class ParkAsk(Value, frozen=True):
+    """Source: keep this ask in the `ParkingLot` until `Unpark`; answer `wire.Parked`, or busy if the lot is full."""
+
+    peer: str
+    attempt: int
+
+
+class Unpark(Value, frozen=True):
+    """Source: take this part's asks from the lot and put them to the machine again, with fresh verdicts."""
+
+
+class EndHold(Value, frozen=True):
+    """Source: the blocks go back to the engine. Once a part."""
+
+
+class Learned(Value, frozen=True):
+    """Source: a part reported *indeterminate* turned out like this. For the ledger; nothing is reported again."""
+
+    end: End
+
+
+class Report(Value, frozen=True):
+    """The part's end on this side. Once a part, after `ReleaseBlocks` or `EndHold` where blocks go back."""
+
+    end: End
+    error: wire.ErrorInfo | None
+
+
+Action = (
+    Send | SendAsk | StartRead | StopRenewing | CutOff | Install | ReleaseBlocks | SendLease | Expose | Withdraw
+    | SendAnnounce | ParkAsk | Unpark | EndHold | Learned | Report
+)  # fmt: skip
