@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from kvlink._native import _kvlink
 from kvlink.errors import ClosedError, TransportError
-from kvlink.limits import MAX_ACTIVE_READS
+from kvlink.limits import MAX_ACTIVE_READS, MAX_REGIONS
 from kvlink.transports.alarm import Alarm
 from kvlink.transports.base import (
     Capabilities,
@@ -96,6 +96,8 @@ class LoopbackTransport(Transport):
             raise TransportError(f"registering region {region} ({length} bytes) failed: fault injected")
         if region in self._memory:
             raise TransportError(f"region {region} is registered already; unregister it first")
+        if not 0 <= region < MAX_REGIONS:
+            raise TransportError(f"region {region} is out of range; there are {MAX_REGIONS}")
         if address <= 0 or length <= 0:
             raise TransportError(f"region {region} needs an address and a length above 0, not {address} and {length}")
         self._memory[region] = (address, length)
@@ -135,7 +137,8 @@ class LoopbackTransport(Transport):
         """See `Transport.import_key`."""
         known = self._peer(peer, "import_key")
         # The key came from outside: nothing but the fabric's own record of a region is ever dereferenced.
-        if key.key != known.end.address() or (key.address, key.length) not in known.end.regions()[key.region :][:1]:
+        theirs = dict(enumerate(known.end.regions()))
+        if key.key != known.end.address() or theirs.get(key.region) != (key.address, key.length):
             raise TransportError(f"key of region {key.region} is not one this peer gave", peer=peer, stage="import_key")
         known.keys[key.region] = key
 
