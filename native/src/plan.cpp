@@ -177,12 +177,13 @@ std::int64_t Plan::count_runs() const {
 }
 
 Cursor::Cursor(const Plan& plan, std::int64_t begin, std::int64_t end, Walk walk, std::int64_t max_run_bytes)
-    : plan_(&plan), walk_(walk), remaining_(end - begin), max_run_bytes_(max_run_bytes) {
+    : plan_(&plan), walk_(walk), max_run_bytes_(max_run_bytes) {
   if (begin < 0 || begin > end || end > plan.total_bytes()) {
     throw std::invalid_argument("wire range [" + std::to_string(begin) + ", " + std::to_string(end) +
                                 ") is outside the plan's " + std::to_string(plan.total_bytes()) + " bytes");
   }
   if (max_run_bytes < 1) throw std::invalid_argument("max_run_bytes must be positive");
+  remaining_ = end - begin;
   if (remaining_ == 0) return;
   const auto after = std::upper_bound(plan.starts_.begin(), plan.starts_.end(), begin);
   part_ = static_cast<std::size_t>(after - plan.starts_.begin()) - 1;

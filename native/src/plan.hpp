@@ -138,7 +138,7 @@ class Cursor {
   std::int64_t target_offset_ = 0;
   std::int64_t skip_ = 0;           // bytes of that run that are behind: before `begin`, or given out
   std::int64_t stretch_ = 0;        // bytes of that run still to give out; 0 at the end of the walk
-  std::int64_t remaining_;          // bytes of the walk after that run
+  std::int64_t remaining_ = 0;      // bytes of the walk after that run
   std::int64_t max_run_bytes_;
 };
 
