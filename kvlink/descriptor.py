@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import hashlib
+import math
+from typing import Annotated, Final
 
 import msgspec
 
 from kvlink import limits
+from kvlink.errors import LayoutError, MismatchError, UnsupportedError
+from kvlink.layout import CacheSpec, compare_stated, fingerprint, touched_blocks
 
 BlockList = Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_BLOCKS_PER_REQUEST)]
+
+_CONTENT_DOMAIN: Final = b"kvlink.descriptor/1\0"
+_COMPARED_FACTS: Final = ("prompt_digest", "adapter", "adapter_revision", "tenant")
+"""The rest says how to treat a request, not whose KV it is."""
 
 
 class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -38,3 +46,88 @@ class KVDescriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     digest_scheme: str | None
     facts: Facts
     deadline_seconds: float
+
+
+def check_descriptor(descriptor: KVDescriptor, spec: CacheSpec) -> None:
+    """Check what a descriptor claims against the source's own cache; touches no payload.
+
+    Args:
+        descriptor: from a peer or an offer.
+        spec: the *source's* spec, whose blocks the descriptor lists.
+
+    Raises:
+        LayoutError: the token range, the deadline, a text or a block list is impossible.
+        MismatchError: it was made for another identity than the source's.
+        UnsupportedError: its digest scheme is not known here.
+    """
+    _check_texts(descriptor)
+    if not 0 <= descriptor.first_token <= descriptor.tokens <= limits.MAX_TOKENS_PER_REQUEST:
+        raise LayoutError(
+            f"descriptor: tokens [{descriptor.first_token}, {descriptor.tokens}) is impossible; first_token and tokens "
+            f"ascend within [0, {limits.MAX_TOKENS_PER_REQUEST}]"
+        )
+    if not (math.isfinite(descriptor.deadline_seconds) and descriptor.deadline_seconds > 0):
+        raise LayoutError(
+            f"descriptor.deadline_seconds is {descriptor.deadline_seconds}; state the remaining time, above 0"
+        )
+    if descriptor.digest_scheme not in (None, limits.DIGEST_SCHEME):
+        raise UnsupportedError(
+            f"descriptor.digest_scheme is {descriptor.digest_scheme!r}; this side knows {limits.DIGEST_SCHEME!r} and "
+            "None (integrity off)"
+        )
+    own = fingerprint(spec.identity)
+    if descriptor.identity_fingerprint != own:
+        raise MismatchError(
+            "descriptor.identity_fingerprint", own, descriptor.identity_fingerprint, source=str(spec.place)
+        )
+    if len(descriptor.blocks) != len(spec.groups):
+        raise LayoutError(
+            f"descriptor.blocks has {len(descriptor.blocks)} lists; {spec.place} has {len(spec.groups)} groups: "
+            "one list a group, in the source's order"
+        )
+    for group, blocks in zip(spec.groups, descriptor.blocks, strict=True):
+        where = f"descriptor.blocks of groups.{group.name}"
+        touched_blocks(group, blocks, descriptor.first_token, descriptor.tokens, where)
+
+
+def compare_facts(source: Facts, target: Facts, *, source_peer: str = "source", target_peer: str = "target") -> None:
+    """Refuse KV of another prompt, adapter, adapter revision or tenant.
+
+    Raises:
+        MismatchError: names the first of these that both sides state and state differently.
+    """
+    compare_stated(
+        "facts", source, target, fields=_COMPARED_FACTS, source_peer=source_peer, target_peer=target_peer
+    )  # fmt: skip
+
+
+def descriptor_digest(descriptor: KVDescriptor) -> str:
+    """Name of a descriptor's content: two requests of one id are the same request exactly if these are equal.
+
+    Left out is what may change between repeats of one request: the remaining time, trace id and priority.
+
+    Returns:
+        64 hex digits: SHA-256 over the canonical MessagePack of the rest.
+    """
+    facts = msgspec.structs.replace(descriptor.facts, trace_id=None, priority=0)
+    content = msgspec.structs.replace(descriptor, facts=facts, deadline_seconds=0.0)
+    return hashlib.sha256(_CONTENT_DOMAIN + msgspec.msgpack.encode(content, order="deterministic")).hexdigest()
+
+
+def _check_texts(descriptor: KVDescriptor) -> None:
+    key = descriptor.request_id
+    if not key.isprintable() or not 1 <= len(key.encode()) <= limits.MAX_KEY_BYTES:
+        raise LayoutError(
+            f"descriptor.request_id is {key[:64]!r}; it must be 1 to {limits.MAX_KEY_BYTES} bytes of printable text"
+        )
+    for name in (*_COMPARED_FACTS, "trace_id"):
+        text = getattr(descriptor.facts, name)
+        if text is not None and len(text.encode()) > limits.MAX_TEXT_BYTES:
+            raise LayoutError(
+                f"descriptor.facts.{name} has {len(text.encode())} bytes; state at most {limits.MAX_TEXT_BYTES}"
+            )
+    if len(descriptor.facts.opaque or b"") > limits.MAX_CLAIM_BYTES:
+        raise LayoutError(
+            f"descriptor.facts.opaque has {len(descriptor.facts.opaque or b'')} bytes; a claim takes at most "
+            f"{limits.MAX_CLAIM_BYTES}"
+        )
