@@ -1,0 +1,7 @@
+"""``python -m kvlink.cli`` is the ``kvlink`` command."""
+
+import sys
+
+from kvlink.cli import main
+
+sys.exit(main())

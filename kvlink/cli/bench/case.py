@@ -1,0 +1,131 @@
+"""What a bench runs: geometry, the two sides, the prompts, and how they are grouped into rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Literal
+
+import msgspec
+
+from kvlink import limits
+from kvlink.cli.models import Geometry
+from kvlink.errors import ConfigError
+
+Flow = Literal["push", "fetch"]
+TransportName = Literal["ucx", "loopback"]
+SideName = Literal["source", "target"]
+
+ROUND_BYTES: Final = 2 * 1024**3
+"""KV of one round, when requests run concurrently: what bounds the pools."""
+ROUND_DEPTH: Final = 4
+"""Requests of a round for each one in flight: enough that a round's ends do not count."""
+
+
+class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One engine: its parallelism and the shape of its cache."""
+
+    tp: int
+    pp: int
+    block_size: int
+    layout: str
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold ``tokens``."""
+        return -(-tokens // self.block_size)
+
+    @property
+    def ranks(self) -> int:
+        """Worker ranks of the engine."""
+        return self.tp * self.pp
+
+
+class Round(msgspec.Struct, frozen=True):
+    """Requests that run together: their indices in the case's prompts. The first rounds are warm-up."""
+
+    requests: tuple[int, ...]
+    warmup: bool
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One bench, complete: both halves need nothing else. ``prompts`` are token counts, warm-up first."""
+
+    geometry: Geometry
+    source: Side
+    target: Side
+    prompts: tuple[int, ...]
+    warmup: int
+    concurrency: int
+    flow: Flow
+    transport: TransportName
+    integrity: bool
+    limit_check: bool
+    ucx_tls: str | None
+    ucx_origin: str
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run, by the name of its flag.
+
+        Raises:
+            ConfigError: a value is out of its bounds; the message names the flag.
+        """
+        if len(self.prompts) <= self.warmup:
+            msg = "--requests must leave at least one request to measure"
+            raise ConfigError(msg)
+        _within("--tokens", min(self.prompts), 1, limits.MAX_TOKENS_PER_REQUEST)
+        _within("--tokens", max(self.prompts), 1, limits.MAX_TOKENS_PER_REQUEST)
+        _within("--concurrency", self.concurrency, 1, limits.MAX_ACTIVE_READS)
+        _within("--layers", self.geometry.layers, 1, limits.MAX_LAYERS)
+        _within("--kv-heads", self.geometry.kv_heads, 1, limits.MAX_HEADS)
+        _within("--head-dim", self.geometry.head_dim, 1, limits.MAX_CHANNELS)
+        for name in ("source", "target"):
+            side = self.side(name)
+            _within(f"--{name}-tp", side.tp, 1, limits.MAX_WORLD_RANKS)
+            _within(f"--{name}-pp", side.pp, 1, self.geometry.layers)
+            _within(f"--{name}-block-size", side.block_size, 1, limits.MAX_BLOCK_SLOTS)
+            if side.blocks_for(max(self.prompts)) > limits.MAX_BLOCKS_PER_REQUEST:
+                msg = f"--{name}-block-size {side.block_size} cuts the longest prompt into too many blocks"
+                raise ConfigError(msg)
+
+    def side(self, name: SideName) -> Side:
+        """The side called ``name``."""
+        return self.source if name == "source" else self.target
+
+    @property
+    def requests(self) -> int:
+        """Measured requests: all but the warm-up."""
+        return len(self.prompts) - self.warmup
+
+    def request_bytes(self, index: int) -> int:
+        """Payload of request ``index``: what all target ranks receive, replicas of a head included."""
+        return self.prompts[index] * self.side_token_bytes("target")
+
+    def side_token_bytes(self, name: SideName) -> int:
+        """Bytes that a token has over all ranks of a side: with more TP ranks than KV heads, each rank holds one."""
+        heads = max(self.geometry.kv_heads, self.side(name).tp)
+        return self.geometry.token_bytes // self.geometry.kv_heads * heads
+
+    def rounds(self) -> Iterator[Round]:
+        """Cut the prompts into rounds: single requests, or as many as keep ``concurrency`` busy within the bound."""
+        for index in range(self.warmup):
+            yield Round((index,), warmup=True)
+        batch: list[int] = []
+        for index in range(self.warmup, len(self.prompts)):
+            if batch and not self._may_join(batch, index):
+                yield Round(tuple(batch), warmup=False)
+                batch = []
+            batch.append(index)
+        yield Round(tuple(batch), warmup=False)
+
+    def _may_join(self, batch: list[int], index: int) -> bool:
+        if len(batch) < self.concurrency:
+            return True
+        if self.concurrency == 1 or len(batch) == self.concurrency * ROUND_DEPTH:
+            return False
+        return sum(map(self.request_bytes, [*batch, index])) <= ROUND_BYTES
+
+
+def _within(flag: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        msg = f"{flag} is {value}; it must lie between {low} and {high}"
+        raise ConfigError(msg)

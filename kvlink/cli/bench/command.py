@@ -1,0 +1,155 @@
+"""Starts the two halves where they belong, runs the conductor over them, and writes the result."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from rich.console import Console
+
+from kvlink.cli.bench import table
+from kvlink.cli.bench.blocks import check_memory
+from kvlink.cli.bench.case import Case, SideName
+from kvlink.cli.bench.conductor import Conductor, Engine
+from kvlink.cli.bench.half import Access, Half
+from kvlink.cli.bench.options import Options
+from kvlink.cli.bench.report import Report
+from kvlink.cli.bench.screen import Screen
+from kvlink.cli.bench.serve import Lender, bench_secret, borrow, split_address
+from kvlink.cli.bench.workers import ChildWorker, LocalWorker, Worker, own_environment
+from kvlink.errors import CancelledError, ConfigError
+from kvlink.transports.loopback_fabric import LoopbackFabric
+
+T = TypeVar("T")
+LOOPBACK_HOST = "127.0.0.1"
+
+
+def run(options: Options) -> bool:
+    """Run a bench, or the serving half of one; whether it was done and verified.
+
+    Raises:
+        ConfigError: an argument is wrong.
+        UnavailableError: the machine lacks something.
+        KVLinkError: it could not be run to its end.
+    """
+    if options.serve is not None:
+        return _run_loop(_serve(options, options.serve))
+    if options.json not in (None, "-"):
+        _check_writable(Path(options.json))
+    check_memory(options.case)
+    report = _run_loop(_conduct(options))
+    _write(report, options.json)
+    return report.verified
+
+
+async def _serve(options: Options, address: str) -> bool:
+    screen = Screen(0, quiet=options.quiet)
+    return await Lender(bench_secret(open_mode=options.open_mode)).serve(*split_address(address), screen.say)
+
+
+async def _conduct(options: Options) -> Report:
+    case = options.case
+    async with AsyncExitStack() as stack:
+        screen = stack.enter_context(Screen(len(case.prompts), quiet=options.quiet))
+        if case.transport == "loopback":
+            workers = _local_workers(case, stack)
+        elif options.connect is not None:
+            workers = await _distant_workers(options, options.connect, stack)
+        else:
+            workers = await _child_workers(options, stack)
+        source, target = (Engine(case, name, workers[name]) for name in ("source", "target"))
+        return await Conductor(case, source, target, screen).run()
+
+
+_Workers = dict[SideName, list[Worker]]
+
+
+def _local_workers(case: Case, stack: AsyncExitStack) -> _Workers:
+    """Both halves in this process."""
+    access = Access(host=LOOPBACK_HOST, secret=secrets.token_hex(32))
+    fabric = LoopbackFabric(case.seed)
+    workers: _Workers = {"source": [], "target": []}
+    for own in workers.values():
+        half = Half(access, fabric)
+        stack.push_async_callback(half.aclose)
+        own.append(LocalWorker(half))
+    return workers
+
+
+async def _child_workers(options: Options, stack: AsyncExitStack) -> _Workers:
+    """Each half in a child of its own, or each rank."""
+    environment = own_environment()
+    workers: _Workers = {"source": [], "target": []}
+    for side, own in workers.items():
+        for index in range(_count(options, side)):
+            child = await ChildWorker.spawn(f"{side} process {index}", LOOPBACK_HOST, environment)
+            stack.push_async_callback(child.aclose)
+            own.append(child)
+    return workers
+
+
+async def _distant_workers(options: Options, address: str, stack: AsyncExitStack) -> _Workers:
+    """The source half at whoever serves on ``address``, the target half in children here."""
+    secret = bench_secret(open_mode=options.open_mode)
+    host, port = split_address(address)
+    workers: _Workers = {"source": [], "target": []}
+    own_host = LOOPBACK_HOST
+    for index in range(_count(options, "source")):
+        worker, own_host = await borrow(f"source process {index}", host, port, secret)
+        stack.push_async_callback(worker.aclose)
+        workers["source"].append(worker)
+    for index in range(_count(options, "target")):
+        child = await ChildWorker.spawn(f"target process {index}", own_host, os.environ, open_mode=options.open_mode)
+        stack.push_async_callback(child.aclose)
+        workers["target"].append(child)
+    return workers
+
+
+def _count(options: Options, side: SideName) -> int:
+    return options.case.side(side).ranks if options.process_per_rank else 1
+
+
+def _run_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work``; being told to end cancels it, so that what it started ends too."""
+
+    async def main() -> T:
+        task = asyncio.current_task()
+        if task is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
+
+    try:
+        return asyncio.run(main())
+    except asyncio.CancelledError:
+        raise CancelledError("ended by a signal before it was done") from None
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse a result file that cannot be written now rather than after the work.
+
+    Raises:
+        ConfigError: it cannot be opened for writing.
+    """
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        msg = f"--json {path} cannot be written: {error.strerror}"
+        raise ConfigError(msg) from error
+
+
+def _write(report: Report, destination: str | None) -> None:
+    text = msgspec.json.format(msgspec.json.encode(report)).decode() + "\n"
+    if destination == "-":
+        sys.stdout.write(text)
+        return
+    table.show(report, Console())
+    if destination is not None:
+        Path(destination).write_text(text, encoding="utf-8")

@@ -1,0 +1,283 @@
+"""A worker's half of a bench: the ranks of one side that live in this process, and what is asked of them."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import kvlink
+from kvlink.cli.bench import messages as m
+from kvlink.cli.bench.case import Case, SideName
+from kvlink.cli.bench.content import SOURCE_CANARY, TARGET_CANARY, CacheContent, Fault, Prompt
+from kvlink.cli.bench.ranks import side_specs
+from kvlink.errors import ClosedError, KVLinkError
+from kvlink.wire import Address, ErrorInfo, error_to_info, request_key
+
+DEADLINE_SECONDS: Final = 120.0
+"""A request's own clock, far above what the largest one takes anywhere."""
+CLAIM_SECONDS: Final = 600.0
+"""Time to live of offers and announcements: a conductor that is slow to verify must not expire them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Where a worker's links listen, and how peers prove themselves: without ``secret``, the environment says."""
+
+    host: str
+    open_mode: bool = False
+    secret: str | None = None
+
+
+@dataclass(slots=True)
+class Rank:
+    """One rank: its cache, its content and its link."""
+
+    caches: kvlink.Caches
+    content: CacheContent
+    link: kvlink.Link
+
+
+@dataclass(slots=True)
+class _Opened:
+    """What `m.Open` made."""
+
+    case: Case
+    side: SideName
+    ranks: list[Rank]
+    rosters: dict[SideName, kvlink.Roster] = field(default_factory=dict)
+    parts: dict[int, list[kvlink.Part]] = field(default_factory=dict)
+
+
+class Half:
+    """Answers commands, one method each. Its links live until `m.Close` or `aclose`.
+
+    Args:
+        access: how its links listen.
+        fabric: what the ends of a loopback transport share, where both halves live in one process.
+    """
+
+    def __init__(self, access: Access, fabric: object | None = None) -> None:
+        self.verified = False
+        self._access = access
+        self._fabric = fabric
+        self._state: _Opened | None = None
+        self._stack = AsyncExitStack()
+        self._cpu_at_begin = 0.0
+        self._methods: dict[type[m.Command], Callable[[Any], Awaitable[m.Reply]]] = {
+            m.Open: self._open,
+            m.Meet: self._meet,
+            m.Prepare: self._prepare,
+            m.Begin: self._begin,
+            m.End: self._end,
+            m.Provide: self._provide,
+            m.Settle: self._settle,
+            m.Move: self._move,
+            m.Abandon: self._abandon,
+            m.Verify: self._verify,
+            m.Wipe: self._wipe,
+            m.Sweep: self._sweep,
+            m.Close: self._close,
+        }
+
+    async def answer(self, command: m.Command) -> m.Reply:
+        """Do what ``command`` asks.
+
+        Raises:
+            KVLinkError: it could not be done. A request that failed is no error here; its reply says so.
+        """
+        return await self._methods[type(command)](command)
+
+    async def aclose(self) -> None:
+        """Close the links. Idempotent."""
+        await self._stack.aclose()
+
+    @property
+    def _opened(self) -> _Opened:
+        if self._state is None:
+            raise ClosedError("the worker was told to do something before it was told to open")
+        return self._state
+
+    # --- opening and closing --------------------------------------------------------------------------------------
+
+    async def _open(self, command: m.Open) -> m.Opened:
+        specs = side_specs(command.case, command.side, command.num_blocks, command.incarnation)
+        config = self._config(command.case)
+        canary = SOURCE_CANARY if command.side == "source" else TARGET_CANARY
+        ranks = []
+        seconds = 0.0
+        for position in command.ranks:
+            caches = kvlink.Caches.standard(specs[position])
+            content = CacheContent(caches.spec, [region.array for region in caches.regions], canary)
+            await asyncio.to_thread(content.wipe)
+            start = time.monotonic()
+            link = await self._stack.enter_async_context(kvlink.open_link(config, caches))
+            seconds += time.monotonic() - start
+            ranks.append(Rank(caches, content, link))
+        self._state = _Opened(command.case, command.side, ranks)
+        return m.Opened(cards=tuple(rank.link.card for rank in ranks), seconds=seconds)
+
+    def _config(self, case: Case) -> kvlink.Config:
+        stated = {
+            "listen": str(Address(host=self._access.host, port=0)),
+            "open_mode": self._access.open_mode,
+            "secret": self._access.secret,
+            "transports": (case.transport,),
+            "ucx_tls": case.ucx_tls,
+            "ucx_origin": case.ucx_origin,
+            "integrity": case.integrity,
+        }
+        return kvlink.Config.load(arguments={name: value for name, value in stated.items() if value is not None})
+
+    async def _meet(self, command: m.Meet) -> m.Done:
+        opened = self._opened
+        opened.rosters["source"] = kvlink.Roster.of(command.source)
+        opened.rosters["target"] = kvlink.Roster.of(command.target)
+        for rank in opened.ranks:
+            rank.link.set_siblings(opened.rosters[opened.side])
+        return m.Done()
+
+    async def _close(self, command: m.Close) -> m.Done:
+        self.verified = command.verified
+        await self.aclose()
+        return m.Done()
+
+    # --- content ----------------------------------------------------------------------------------------------------
+
+    async def _prepare(self, command: m.Prepare) -> m.Checked:
+        if self._opened.side == "target":
+            return await self._judge(lambda content: content.check_wiped(command.blocks))
+        prompt = self._prompt(command.request)
+        return await self._judge(lambda content: content.fill(prompt, command.blocks))
+
+    async def _verify(self, command: m.Verify) -> m.Checked:
+        prompt = self._prompt(command.request)
+        return await self._judge(lambda content: content.check(prompt, command.blocks))
+
+    async def _wipe(self, command: m.Wipe) -> m.Done:
+        opened = self._opened
+        for rank, part in zip(opened.ranks, opened.parts.pop(command.request, ()), strict=False):
+            rank.link.release(part)
+        await self._judge(lambda content: content.wipe_blocks(command.blocks))
+        return m.Done()
+
+    async def _sweep(self, _command: m.Sweep) -> m.Checked:
+        return await self._judge(lambda content: content.check_all_wiped())
+
+    async def _judge(self, act: Callable[[CacheContent], Fault | None]) -> m.Checked:
+        """Run ``act`` over the ranks in turn, off the loop, until one finds a fault."""
+        for index, rank in enumerate(self._opened.ranks):
+            fault = await asyncio.to_thread(act, rank.content)
+            if fault is not None:
+                return m.Checked(fault=f"{self._opened.side} rank {rank.caches.spec.place} ({index}): {fault}")
+        return m.Checked(fault=None)
+
+    def _prompt(self, request: int) -> Prompt:
+        case = self._opened.case
+        return Prompt(seed=case.seed + request, tokens=case.prompts[request])
+
+    # --- transfers --------------------------------------------------------------------------------------------------
+
+    async def _begin(self, _command: m.Begin) -> m.Done:
+        self._cpu_at_begin = _cpu_seconds()
+        return m.Done()
+
+    async def _end(self, _command: m.End) -> m.Spent:
+        return m.Spent(cpu_seconds=_cpu_seconds() - self._cpu_at_begin)
+
+    async def _provide(self, command: m.Provide) -> m.Done:
+        opened = self._opened
+        case, tokens = opened.case, opened.case.prompts[command.request]
+        parts = opened.parts[command.request] = []
+        for rank in opened.ranks:
+            if case.flow == "fetch":
+                parts.append(rank.link.publish(self._offer(command.request, command.blocks)))
+            else:
+                part = rank.link.announce(self._key(command.request), max_tokens=tokens, ttl_seconds=CLAIM_SECONDS)
+                part.ready(blocks=(command.blocks,), tokens=tokens)
+                part.seal()
+                parts.append(part)
+        return m.Done()
+
+    async def _settle(self, command: m.Settle) -> m.Settled:
+        parts = self._opened.parts.pop(command.request, [])
+        _, error = await _ends(parts)
+        return m.Settled(error=error)
+
+    async def _move(self, command: m.Move) -> m.Moved:
+        opened = self._opened
+        start = time.monotonic()
+        parts = opened.parts[command.request] = [self._start(rank.link, command) for rank in opened.ranks]
+        results, error = await _ends(parts)
+        end = time.monotonic()
+        ranks = tuple(_rank_move(result) for result in results)
+        return m.Moved(start_seconds=start, end_seconds=end, ranks=ranks, error=error)
+
+    def _start(self, link: kvlink.Link, command: m.Move) -> kvlink.Part:
+        if self._opened.case.flow == "fetch":
+            offer = self._offer(command.request, command.source_blocks)
+            return link.start_fetch(offer, (command.target_blocks,), deadline_seconds=DEADLINE_SECONDS)
+        ticket = kvlink.Ticket(**self._claim(command.request, "target", command.target_blocks))
+        return link.expect(ticket, self._opened.rosters["source"], deadline_seconds=DEADLINE_SECONDS)
+
+    async def _abandon(self, command: m.Abandon) -> m.Done:
+        opened = self._opened
+        for rank, part in zip(opened.ranks, opened.parts.get(command.request, ()), strict=False):
+            rank.link.cancel(part, command.why)
+        return m.Done()
+
+    def _key(self, request: int) -> str:
+        """Named by whoever makes the claim: the source in fetch, the target in push."""
+        claimant: SideName = "source" if self._opened.case.flow == "fetch" else "target"
+        return request_key(self._opened.rosters[claimant].incarnation, f"bench-{request}")
+
+    def _offer(self, request: int, blocks: m.Blocks) -> kvlink.Offer:
+        return kvlink.Offer(**self._claim(request, "source", blocks))
+
+    def _claim(self, request: int, side: SideName, blocks: m.Blocks) -> dict[str, Any]:
+        opened = self._opened
+        return {
+            "key": self._key(request),
+            "roster": opened.rosters[side],
+            "blocks": (blocks,),
+            "tokens": opened.case.prompts[request],
+            "facts": kvlink.Facts(),
+            "ttl_seconds": CLAIM_SECONDS,
+        }
+
+
+async def _ends(parts: Iterable[kvlink.Part]) -> tuple[list[kvlink.Result], ErrorInfo | None]:
+    """Wait for every part's end: the results of those that are done, and why the first of the others is not."""
+    ends = await asyncio.gather(*(part.wait() for part in parts), return_exceptions=True)
+    results, error = [], None
+    for end in ends:
+        if isinstance(end, KVLinkError):
+            error = error or error_to_info(end)
+        elif isinstance(end, BaseException):
+            raise end
+        else:
+            results.append(end)
+    return results, error
+
+
+def _rank_move(result: kvlink.Result) -> m.RankMove:
+    return m.RankMove(
+        bytes=result.bytes,
+        retries=result.attempts - result.legs,
+        rereads=result.rereads,
+        transport=result.transport,
+        transport_reason=result.transport_reason,
+        path=result.path,
+        path_reason=result.path_reason,
+        phases=dict(result.phases),
+    )
+
+
+def _cpu_seconds() -> float:
+    """User and system time of this process, native threads included."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime

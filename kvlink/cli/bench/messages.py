@@ -1,0 +1,223 @@
+"""What the conductor of a bench tells its workers, and what they answer: typed JSON lines, one a message.
+
+A worker hosts ranks of one side. The conductor plays the two engines' schedulers: it chooses blocks, carries offers
+and tickets, and decides when; it touches no KV.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+
+from kvlink import limits
+from kvlink.cli.bench.case import Case, SideName
+from kvlink.wire import ErrorInfo
+
+MAX_LINE_BYTES: Final = 32 * 1024 * 1024
+"""A message holds at most two block lists; a million block ids take 8 MiB of digits each."""
+
+Blocks = Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_BLOCKS_PER_REQUEST)]
+Card = Annotated[bytes, msgspec.Meta(max_length=limits.MAX_CLAIM_BYTES)]
+
+
+class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
+    """Base of what the conductor says."""
+
+
+class Open(Command):
+    """Allocate the pools and open the links of ``ranks`` (positions in the side's rank order). Answer: `Opened`."""
+
+    case: Case
+    side: SideName
+    ranks: tuple[int, ...]
+    num_blocks: int
+    incarnation: str
+    host: str
+    secret: str | None
+
+
+class Meet(Command):
+    """The cards of all ranks of both sides, in rank order. Answer: `Done`."""
+
+    source: tuple[Card, ...]
+    target: tuple[Card, ...]
+
+
+class Prepare(Command):
+    """Source: write the prompt's KV. Target: check that the blocks hold the canary. Answer: `Checked`."""
+
+    request: int
+    blocks: Blocks
+
+
+class Begin(Command):
+    """A timed window starts. Answer: `Done`."""
+
+
+class End(Command):
+    """The timed window ends. Answer: `Spent`."""
+
+
+class Provide(Command):
+    """Source: publish (fetch), or announce, make ready and seal (push). Answer: `Done`."""
+
+    request: int
+    blocks: Blocks
+
+
+class Settle(Command):
+    """Source: wait for the end of the request's parts; its blocks are free then. Answer: `Settled`."""
+
+    request: int
+
+
+class Move(Command):
+    """Target: fetch, or expect; until installed on every rank of this worker. Answer: `Moved`."""
+
+    request: int
+    source_blocks: Blocks
+    target_blocks: Blocks
+
+
+class Abandon(Command):
+    """Either side: cancel the request's parts. Answer: `Done`."""
+
+    request: int
+    why: str
+
+
+class Verify(Command):
+    """Target: compare every byte of the blocks with the reference. Answer: `Checked`."""
+
+    request: int
+    blocks: Blocks
+
+
+class Wipe(Command):
+    """Give the request's blocks back: release its parts and set the blocks to the canary. Answer: `Done`."""
+
+    request: int
+    blocks: Blocks
+
+
+class Sweep(Command):
+    """Check that every byte of every region holds the canary, once all requests are wiped. Answer: `Checked`."""
+
+
+class ProbeAddresses(Command):
+    """Source: what a raw probe needs to read this worker's ranks. Answer: `Addresses`."""
+
+
+class ProbeConnect(Command):
+    """Target: connect the raw probes of this worker's ranks to the source's, in rank order. Answer: `Done`."""
+
+    source: tuple[Card, ...]
+
+
+class Probe(Command):
+    """Target: move the request's bytes bare. Answer: `Probed`."""
+
+    request: int
+    source_blocks: Blocks
+    target_blocks: Blocks
+
+
+class Close(Command):
+    """Close the links. ``verified``: how the bench ended. Answer: `Done`, after which the worker ends."""
+
+    verified: bool
+
+
+class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
+    """Base of what a worker answers."""
+
+
+class Done(Reply):
+    """It was done."""
+
+
+class Opened(Reply):
+    """The links are open: one card a rank, what UCX was loaded, and how long pools and registration took."""
+
+    cards: tuple[Card, ...]
+    seconds: float
+    ucx_version: str | None = None
+    ucx_origin: str | None = None
+    ucx_transports: str | None = None
+
+
+class Checked(Reply):
+    """``fault`` names the first byte found wrong; ``None``: every byte is right."""
+
+    fault: str | None
+
+
+class Spent(Reply):
+    """CPU time of the worker's process since `Begin`, user and system."""
+
+    cpu_seconds: float
+
+
+class Settled(Reply):
+    """How the source's parts of a request ended; ``error`` is the first that failed."""
+
+    error: ErrorInfo | None
+
+
+class RankMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One target rank's share of a request."""
+
+    bytes: int
+    retries: int
+    rereads: int
+    transport: str
+    transport_reason: str
+    path: str
+    path_reason: str
+    phases: dict[str, float]
+
+
+class Moved(Reply):
+    """From the first verb called to the last rank installed, on the host's monotonic clock."""
+
+    start_seconds: float
+    end_seconds: float
+    ranks: tuple[RankMove, ...]
+    error: ErrorInfo | None
+
+
+class Addresses(Reply):
+    """One address a rank."""
+
+    addresses: tuple[Card, ...]
+
+
+class Probed(Reply):
+    """From the first raw get posted to the last one landed on any rank of this worker."""
+
+    start_seconds: float
+    end_seconds: float
+
+
+AnyCommand = (
+    Open | Meet | Prepare | Begin | End | Provide | Settle | Move | Abandon | Verify | Wipe | Sweep
+    | ProbeAddresses | ProbeConnect | Probe | Close
+)  # fmt: skip
+AnyReply = Done | Opened | Checked | Spent | Settled | Moved | Addresses | Probed
+ReplyT = TypeVar("ReplyT", bound=Reply)
+
+
+class Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One command under way."""
+
+    id: int
+    command: AnyCommand
+
+
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Its end: a reply or an error."""
+
+    id: int
+    reply: AnyReply | None = None
+    error: ErrorInfo | None = None

@@ -1,0 +1,191 @@
+"""The command line of ``kvlink bench``."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import msgspec
+
+from kvlink.cli.bench.case import Case, Flow, Side, TransportName
+from kvlink.cli.models import MODELS, Geometry
+from kvlink.errors import ConfigError
+from kvlink.layout import STANDARD_LAYOUTS, DType
+
+MAX_TRACE_LINE_BYTES: Final = 1024 * 1024
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """A case, and how to run and report it on this machine."""
+
+    case: Case
+    process_per_rank: bool
+    json: str | None
+    quiet: bool
+    serve: str | None
+    connect: str | None
+    open_mode: bool
+
+
+class _TraceLine(msgspec.Struct):
+    """One request of a trace; other fields are allowed and not read."""
+
+    input_length: int
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``bench`` to the command line."""
+    parser = commands.add_parser(
+        "bench",
+        help="move KV between two processes (or machines), verify every byte, measure",
+        description="Moves the KV of prompts from the paged cache of a source engine into that of a target engine, "
+        "compares every byte of every target cache with an independent reference, and measures. "
+        "Exit codes: 0 done and verified, 1 ran and failed, 2 bad arguments, 3 this machine lacks something.",
+    )
+    _add_workload(parser.add_argument_group("what is moved"))
+    _add_sides(parser.add_argument_group("the two engines"))
+    _add_run(parser.add_argument_group("how it is run"))
+    _add_machines(parser.add_argument_group("two machines"))
+
+
+def _add_workload(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--model", choices=sorted(MODELS), default="llama-3-8b", help="geometry (%(default)s)")
+    group.add_argument("--layers", type=int, metavar="N", help="cut or stretch the model to N layers")
+    group.add_argument("--kv-heads", type=int, metavar="N", help="KV heads in all, instead of the model's")
+    group.add_argument("--head-dim", type=int, metavar="N", help="channels of a head, instead of the model's")
+    group.add_argument("--dtype", choices=[d.value for d in DType], help="element type, instead of the model's")
+    group.add_argument("--tokens", type=int, default=2048, metavar="N", help="prompt length (%(default)s)")
+    group.add_argument("--trace", type=Path, metavar="FILE", help="prompt lengths: JSON lines with input_length")
+    group.add_argument("--requests", type=int, default=16, metavar="N", help="measured requests (%(default)s)")
+    group.add_argument("--warmup", type=int, default=1, metavar="N", help="requests before them (%(default)s)")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of contents and block choice (%(default)s)")
+
+
+def _add_sides(group: argparse._ArgumentGroup) -> None:
+    for side in ("source", "target"):
+        group.add_argument(f"--{side}-tp", type=int, default=2, metavar="N", help="tensor parallel ranks (%(default)s)")
+        group.add_argument(f"--{side}-pp", type=int, default=1, metavar="N", help="pipeline stages (%(default)s)")
+        group.add_argument(
+            f"--{side}-block-size", type=int, default=64, metavar="N", help="tokens in a block (%(default)s)"
+        )
+        group.add_argument(
+            f"--{side}-layout", choices=STANDARD_LAYOUTS, default="nhd", help="order of the cache (%(default)s)"
+        )
+
+
+def _add_run(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--flow", choices=get_args(Flow), default="fetch", help="who speaks first (%(default)s)")
+    group.add_argument("--transport", choices=get_args(TransportName), default="ucx", help="(%(default)s)")
+    group.add_argument("--concurrency", type=int, default=1, metavar="N", help="requests in flight (%(default)s)")
+    group.add_argument("--integrity", choices=("on", "off"), default="on", help="digests on the way (%(default)s)")
+    group.add_argument("--ucx-tls", metavar="LIST", help="UCX transports, as UCX_TLS (UCX decides)")
+    group.add_argument("--ucx-origin", default="auto", metavar="ORIGIN", help="auto, wheel, system or a path")
+    group.add_argument("--process-per-rank", action="store_true", help="every rank in its own process")
+    group.add_argument(
+        "--limit-check", action=argparse.BooleanOptionalAction, default=True, help="pair each transfer with a raw one"
+    )
+    group.add_argument("--json", metavar="FILE", help="write the result as JSON; - is standard output")
+    group.add_argument("--quiet", action="store_true", help="no progress on standard error")
+
+
+def _add_machines(group: argparse._ArgumentGroup) -> None:
+    exclusive = group.add_mutually_exclusive_group()
+    exclusive.add_argument("--serve", metavar="HOST:PORT", help="run the source half for one target half, then end")
+    exclusive.add_argument("--connect", metavar="HOST:PORT", help="run the target half against a serving source half")
+    group.add_argument(
+        "--open", action="store_true", help="no secret between the two (else KVLINK_SECRET or KVLINK_SECRET_FILE)"
+    )
+
+
+def parse(arguments: argparse.Namespace) -> Options:
+    """Make options of parsed arguments.
+
+    Raises:
+        ConfigError: a value is out of its bounds, a combination makes no sense, or the trace cannot be read.
+    """
+    if arguments.requests < 1 or arguments.warmup < 0:
+        msg = "--requests must be at least 1, --warmup at least 0"
+        raise ConfigError(msg)
+    if arguments.transport == "loopback" and (arguments.process_per_rank or arguments.serve or arguments.connect):
+        msg = "--transport loopback runs in one process: drop --process-per-rank, --serve and --connect"
+        raise ConfigError(msg)
+    prompts = _prompts(arguments)
+    case = Case(
+        geometry=_geometry(arguments),
+        source=_side(arguments, "source"),
+        target=_side(arguments, "target"),
+        prompts=(*prompts[:1] * arguments.warmup, *prompts),
+        warmup=arguments.warmup,
+        concurrency=arguments.concurrency,
+        flow=arguments.flow,
+        transport=arguments.transport,
+        integrity=arguments.integrity == "on",
+        limit_check=arguments.limit_check and arguments.concurrency == 1,
+        ucx_tls=arguments.ucx_tls,
+        ucx_origin=arguments.ucx_origin,
+        seed=arguments.seed,
+    )
+    return Options(
+        case=case,
+        process_per_rank=arguments.process_per_rank,
+        json=arguments.json,
+        quiet=arguments.quiet,
+        serve=arguments.serve,
+        connect=arguments.connect,
+        open_mode=arguments.open,
+    )
+
+
+def _geometry(arguments: argparse.Namespace) -> Geometry:
+    given = {"layers": arguments.layers, "kv_heads": arguments.kv_heads, "head_dim": arguments.head_dim}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if arguments.dtype is not None:
+        changes["dtype"] = DType(arguments.dtype)
+    return msgspec.structs.replace(MODELS[arguments.model], **changes)
+
+
+def _side(arguments: argparse.Namespace, name: str) -> Side:
+    return Side(
+        tp=getattr(arguments, f"{name}_tp"),
+        pp=getattr(arguments, f"{name}_pp"),
+        block_size=getattr(arguments, f"{name}_block_size"),
+        layout=getattr(arguments, f"{name}_layout"),
+    )
+
+
+def _prompts(arguments: argparse.Namespace) -> tuple[int, ...]:
+    if arguments.trace is None:
+        return (arguments.tokens,) * arguments.requests
+    lengths = tuple(itertools.islice(_trace_lengths(arguments.trace), arguments.requests))
+    if not lengths:
+        msg = f"--trace {arguments.trace} holds no request"
+        raise ConfigError(msg)
+    return lengths
+
+
+def _trace_lengths(path: Path) -> Iterator[int]:
+    """Prompt lengths of a trace, in its order, read as they are asked for.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line is not an object with an integer ``input_length``.
+    """
+    decoder = msgspec.json.Decoder(_TraceLine)
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(MAX_TRACE_LINE_BYTES), b""), start=1):
+                if line.strip():
+                    yield _length(decoder, line, f"{path} line {number}")
+    except OSError as error:
+        msg = f"--trace {path} cannot be read: {error.strerror}"
+        raise ConfigError(msg) from error
+
+
+def _length(decoder: msgspec.json.Decoder[_TraceLine], line: bytes, where: str) -> int:
+    try:
+        return decoder.decode(line).input_length
+    except msgspec.DecodeError as error:
+        msg = f"{where} is not an object with an integer input_length: {error}"
+        raise ConfigError(msg) from error

@@ -1,0 +1,232 @@
+"""The result of a bench: one typed object, written as JSON and as a table."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from typing import Literal
+
+import msgspec
+
+from kvlink.cli.bench import messages as m
+from kvlink.cli.bench.case import Case, SideName
+from kvlink.cli.bench.tally import PHASES, Tally, median, percentile
+
+SCHEMA = "kvlink.bench/1"
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine. ``ucx_*`` and ``gpu`` are null where none was used."""
+
+    host: str
+    cpus: int
+    python: str
+    ucx_version: str | None
+    ucx_origin: str | None
+    ucx_transports: str | None
+    gpu: str | None
+
+
+class SideReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine."""
+
+    tp: int
+    pp: int
+    block_size: int
+    layout: str
+    dtype: str
+
+
+class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was run. ``tokens`` of a trace is the mean prompt; ``device`` is where the caches lie."""
+
+    model: str
+    tokens: int
+    dtype: str
+    source: SideReport
+    target: SideReport
+    flow: str
+    transport: str
+    transport_reason: str
+    path: str
+    path_reason: str
+    ucx_tls: str | None
+    device: str
+    requests: int
+    concurrency: int
+    integrity: bool
+
+
+class Runs(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean number of contiguous runs of a request, and their mean length."""
+
+    count: int
+    bytes: int
+
+
+class Requests(msgspec.Struct, frozen=True, kw_only=True):
+    """Measured requests; ``retried``: attempts beyond each leg's first."""
+
+    completed: int
+    failed: int
+    retried: int
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a rate."""
+
+    median: float
+    min: float
+    max: float
+
+
+class PerSide(msgspec.Struct, frozen=True, kw_only=True):
+    """CPU seconds per 1e9 bytes; both halves of a loopback run share a process, counted at the target."""
+
+    source: float
+    target: float
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """First call to installed, seconds."""
+
+    p50: float
+    p95: float
+    p99: float
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds that a rank spent in one phase of a request."""
+
+    p50: float
+    p99: float
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """What the wire alone does with the same bytes."""
+
+    name: str
+    gb_s: float
+    how: str
+
+
+class Cold(msgspec.Struct, frozen=True, kw_only=True):
+    """The first request of all, and what opening the links (registration) took: apart from all warm figures."""
+
+    open_seconds: float
+    latency_seconds: float
+    throughput_gb_s: float
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """``kvlink.bench/1``: a contract that scripts rely on."""
+
+    schema: str
+    kvlink: str
+    evidence_level: Literal["measured_host", "measured_gpu", "stand_in"]
+    environment: Environment
+    case: CaseReport
+    bytes_per_request: int
+    runs: Runs
+    requests: Requests
+    verified: bool
+    throughput_gb_s: Spread
+    cpu_seconds_per_gb: PerSide
+    latency_s: Latency
+    phases_s: dict[str, Phase]
+    limit: Limit | None
+    fraction_of_limit: float | None
+    cold: Cold
+
+
+def make_report(case: Case, tally: Tally, opened: m.Opened, runs: Runs, limit: tuple[str, str]) -> Report:
+    """Put what was measured in order. ``limit``: the name of what the pairs were measured against, and how."""
+    rates = tally.rates()
+    latencies = [transfer.span.seconds for transfer in tally.transfers]
+    source_cpu, target_cpu = tally.cpu_seconds_per_gb()
+    measured = case.prompts[case.warmup :]
+    return Report(
+        schema=SCHEMA,
+        kvlink=_version(),
+        evidence_level="measured_host",
+        environment=_environment(opened),
+        case=_case(case, tally),
+        bytes_per_request=sum(measured) * case.side_token_bytes("target") // len(measured),
+        runs=runs,
+        requests=Requests(completed=tally.completed, failed=tally.failed, retried=tally.retried),
+        verified=tally.sound,
+        throughput_gb_s=Spread(median=median(rates), min=min(rates, default=0.0), max=max(rates, default=0.0)),
+        cpu_seconds_per_gb=PerSide(source=source_cpu, target=target_cpu),
+        latency_s=Latency(p50=percentile(latencies, 50), p95=percentile(latencies, 95), p99=percentile(latencies, 99)),
+        phases_s={
+            name: Phase(p50=percentile(tally.phase(name), 50), p99=percentile(tally.phase(name), 99)) for name in PHASES
+        },
+        limit=_limit(tally, *limit),
+        fraction_of_limit=median(pair.fraction for pair in tally.pairs) if tally.pairs else None,
+        cold=_cold(tally),
+    )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("kvlink")
+    except metadata.PackageNotFoundError:  # run from its sources, without having been installed
+        return "source"
+
+
+def _environment(opened: m.Opened) -> Environment:
+    return Environment(
+        host=platform.node(),
+        cpus=len(os.sched_getaffinity(0)),
+        python=platform.python_version(),
+        ucx_version=opened.ucx_version,
+        ucx_origin=opened.ucx_origin,
+        ucx_transports=opened.ucx_transports,
+        gpu=None,
+    )
+
+
+def _case(case: Case, tally: Tally) -> CaseReport:
+    move = next((move for transfer in tally.transfers for move in transfer.moves), None)
+    measured = case.prompts[case.warmup :]
+    return CaseReport(
+        model=case.geometry.model,
+        tokens=sum(measured) // len(measured),
+        dtype=case.geometry.dtype.value,
+        source=_side(case, "source"),
+        target=_side(case, "target"),
+        flow=case.flow,
+        transport=move.transport if move else case.transport,
+        transport_reason=move.transport_reason if move else "nothing was moved",
+        path=move.path if move else "direct",
+        path_reason=move.path_reason if move else "nothing was moved",
+        ucx_tls=case.ucx_tls,
+        device="host",
+        requests=case.requests,
+        concurrency=case.concurrency,
+        integrity=case.integrity,
+    )
+
+
+def _side(case: Case, name: SideName) -> SideReport:
+    side = case.side(name)
+    return SideReport(
+        tp=side.tp, pp=side.pp, block_size=side.block_size, layout=side.layout, dtype=case.geometry.dtype.value
+    )
+
+
+def _limit(tally: Tally, name: str, how: str) -> Limit | None:
+    if not tally.pairs:
+        return None
+    rate = median(pair.raw_gb_s for pair in tally.pairs)
+    return Limit(name=name, gb_s=rate, how=f"{how}; median of {len(tally.pairs)} pairs")
+
+
+def _cold(tally: Tally) -> Cold:
+    cold = tally.cold
+    return Cold(
+        open_seconds=tally.open_seconds,
+        latency_seconds=cold.span.seconds if cold else 0.0,
+        throughput_gb_s=cold.gb_s if cold else 0.0,
+    )

@@ -1,0 +1,75 @@
+"""The result of a bench for people: one table."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from kvlink.cli.bench.report import Cold, Report, SideReport
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the report."""
+    case = report.case
+    title = f"{case.model}, {case.tokens:,} tokens, {case.dtype}: {case.flow} over {case.transport}, {case.path}"
+    table = Table(title=title, show_header=False, title_justify="left", box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for label, text in _rows(report):
+        table.add_row(label, text)
+    console.print(table)
+
+
+def _rows(report: Report) -> list[tuple[str, str]]:
+    case, requests = report.case, report.requests
+    rate, cpu, latency = report.throughput_gb_s, report.cpu_seconds_per_gb, report.latency_s
+    verdict = "every byte of every target cache as it must be" if report.verified else "NOT VERIFIED"
+    payload, runs = _bytes(report.bytes_per_request), report.runs
+    rows = [
+        ("source", _side(case.source)),
+        ("target", _side(case.target)),
+        ("transport", f"{case.transport} ({case.transport_reason}); {case.path} ({case.path_reason})"),
+        ("payload", f"{payload} a request in {runs.count:,} runs of {_bytes(runs.bytes)}"),
+        ("requests", f"{requests.completed} done, {requests.failed} failed, {requests.retried} retried"),
+        ("in flight", str(case.concurrency)),
+        ("verified", verdict),
+        ("integrity", "digests on" if case.integrity else "digests off"),
+        ("throughput", f"{rate.median:.2f} GB/s median, {rate.min:.2f} to {rate.max:.2f}"),
+        ("limit", _limit(report)),
+        ("latency", f"{_ms(latency.p50)} p50, {_ms(latency.p95)} p95, {_ms(latency.p99)} p99"),
+        ("CPU", f"{cpu.source:.2f} s/GB source, {cpu.target:.2f} s/GB target"),
+        ("cold", _cold(report.cold)),
+    ]
+    rows += [
+        ("  " + name, f"{_ms(phase.p50)} p50, {_ms(phase.p99)} p99")
+        for name, phase in report.phases_s.items()
+        if phase.p99 > 0
+    ]
+    return rows
+
+
+def _side(side: SideReport) -> str:
+    return f"TP {side.tp}, PP {side.pp}, blocks of {side.block_size}, {side.layout}, {side.dtype}"
+
+
+def _limit(report: Report) -> str:
+    if report.limit is None or report.fraction_of_limit is None:
+        return "not measured"
+    limit = report.limit
+    return f"{limit.gb_s:.2f} GB/s {limit.name}: {report.fraction_of_limit:.0%} of it reached ({limit.how})"
+
+
+def _cold(cold: Cold) -> str:
+    first = f"{_ms(cold.latency_seconds)} first request ({cold.throughput_gb_s:.2f} GB/s)"
+    return f"{first}, {_ms(cold.open_seconds)} opening and registration"
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count / 1024:.4g} KiB"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.2f} s"
