@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvlink.errors import ClosedError, TransportError
-from kvlink.limits import CUT_OFF_GRACE_SECONDS, PEER_LOST_SECONDS
+from kvlink.limits import COMMIT_TTL_SECONDS, CUT_OFF_GRACE_SECONDS, PEER_LOST_SECONDS
 from kvlink.testing.clock import VirtualClock
 from kvlink.testing.harness import MEMORY_BYTES, REGION, expected, scattered_plan
 from kvlink.transports.base import Completion, CompletionKind, Exposure, Outcome, Read, RegionKey, TransportFull
@@ -278,8 +278,39 @@ def test_a_lease_is_renewed_for_as_long_as_its_read_runs():
         seen = pair.target.poll()
     assert only(seen).outcome is Outcome.OK
     assert pair.source.lease("target", 1).held
-    pair.clock.advance(1.0)
-    assert not pair.source.lease("target", 1).held, "nobody renews it after the read"
+
+
+def test_renewals_linger_after_a_read_that_ended_well_and_no_longer_than_that():
+    """A slow sibling leg must not cost this one its lease before the commit."""
+    pair = make_pair()
+    pair.start(lease_seconds=1.0)
+    assert only(pair.poll_until_quiet()).outcome is Outcome.OK
+    pair.clock.advance(COMMIT_TTL_SECONDS + 0.9)
+    assert pair.source.lease("target", 1).held
+    pair.clock.advance(0.1)
+    assert not pair.source.lease("target", 1).held
+
+
+def test_a_cut_off_ends_the_lingering_renewals():
+    pair = make_pair()
+    pair.start(lease_seconds=1.0)
+    pair.poll_until_quiet()
+    pair.clock.advance(3.0)
+    pair.target.cut_off("source", 1)
+    pair.clock.advance(0.9)
+    assert pair.source.lease("target", 1).held
+    pair.clock.advance(0.1)
+    assert not pair.source.lease("target", 1).held
+
+
+def test_lingering_renewals_count_for_as_long_as_they_lasted_however_late_that_is_asked():
+    pair = make_pair()
+    pair.start(lease_seconds=1.0)
+    pair.poll_until_quiet()
+    pair.clock.advance(COMMIT_TTL_SECONDS)
+    pair.target.poll()
+    pair.clock.advance(0.9)
+    assert pair.source.lease("target", 1).held
 
 
 def test_a_lease_whose_renewals_are_lost_lapses_and_ends_the_read():

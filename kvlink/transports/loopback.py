@@ -9,7 +9,8 @@ later one, so bytes still land between `cut_off` and its CUT_OFF completion, as 
     target.connect("source", source.address(), None)
     source.connect("target", target.address(), None)
 
-Renewals are a state here, not messages: a lease is renewed without a gap while its read runs at a live target.
+Renewals are a state here, not messages: a lease is renewed without a gap while its read runs at a live target,
+and for a while after it ended well.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 
 from kvlink._native import _kvlink
 from kvlink.errors import ClosedError, TransportError
-from kvlink.limits import MAX_ACTIVE_READS, MAX_REGIONS
+from kvlink.limits import COMMIT_TTL_SECONDS, MAX_ACTIVE_READS, MAX_REGIONS
 from kvlink.transports.alarm import Alarm
 from kvlink.transports.base import (
     Capabilities,
@@ -62,6 +63,7 @@ class _Peer:
     keys: dict[int, RegionKey] = field(default_factory=dict)
     runs: dict[int, ReadRun] = field(default_factory=dict)
     leases: dict[int, SourceLease] = field(default_factory=dict)
+    lingering: dict[int, float] = field(default_factory=dict)  # attempts read well, and until when they are renewed
 
 
 class LoopbackTransport(Transport):
@@ -188,15 +190,18 @@ class LoopbackTransport(Transport):
         now = self._fabric.clock()
         for peer in self._peers.values():
             for attempt, lease in peer.leases.items():
-                if lease.settle(now, renewing=self._hears(peer.end) and peer.end.renews(self, attempt)):
+                if lease.settle(now, self._hears_until(peer, attempt)):
                     self._report(Completion(kind=CompletionKind.LEASE_LAPSED, peer=peer.name, attempt=attempt))
                     peer.end.wake()
 
-    def renews(self, source: End, attempt: int) -> bool:
-        """See `End.renews`."""
+    def renews_until(self, source: End, attempt: int) -> float:
+        """See `End.renews_until`."""
         if self._fabric.script.drops_renewals(self.name):
-            return False
-        return any(peer.end is source and attempt in peer.runs for peer in self._peers.values())
+            return -math.inf
+        for peer in self._peers.values():
+            if peer.end is source:
+                return math.inf if attempt in peer.runs else peer.lingering.get(attempt, -math.inf)
+        return -math.inf
 
     # --- target side ------------------------------------------------------------------------------------------------
 
@@ -224,6 +229,9 @@ class LoopbackTransport(Transport):
         op = self._next_op()
         known = self._peers.get(peer)
         run = None if known is None else known.runs.get(attempt)
+        if known is not None and attempt in known.lingering:
+            known.end.settle_leases()
+            del known.lingering[attempt]
         if known is None or run is None:
             self._report_cut_off(op, peer, attempt)
             return op
@@ -243,6 +251,7 @@ class LoopbackTransport(Transport):
         if self._closed or self._stopped_at is not None:
             return []
         self.settle_leases()
+        self._stop_lingering()
         self._lose_silent_peers()
         self._fabric.step += 1
         for _ in range(self._fabric.chunks_per_poll):
@@ -265,8 +274,8 @@ class LoopbackTransport(Transport):
         if self._completions or any(self._movable(peer, run) for peer, run in self._runs()):
             self._alarm.ring()
             return False
-        deadline = min(self._deadlines(), default=None)
-        self._alarm.set(None if deadline is None else deadline - self._fabric.clock())
+        deadline = min(self._deadlines(), default=math.inf)
+        self._alarm.set(None if math.isinf(deadline) else deadline - self._fabric.clock())
         return True
 
     def close(self) -> None:
@@ -413,9 +422,12 @@ class LoopbackTransport(Transport):
         """Report a finished run, then the cut-offs that waited for it."""
         peer.end.settle_leases()
         del peer.runs[run.read.attempt]
-        self._report(run.completion())
+        end = run.completion()
+        if end.outcome is Outcome.OK:
+            peer.lingering[end.attempt] = self._fabric.clock() + COMMIT_TTL_SECONDS  # its commit may be that late
+        self._report(end)
         for op in run.cut_off_ops:
-            self._report_cut_off(op, peer.name, run.read.attempt)
+            self._report_cut_off(op, peer.name, end.attempt)
 
     def _end_all(self, peer: _Peer, outcome: Outcome, detail: str) -> None:
         """End every run and lease with a peer at once; what is in flight never lands."""
@@ -427,6 +439,16 @@ class LoopbackTransport(Transport):
             if lease.lapse():
                 self._report(Completion(kind=CompletionKind.LEASE_LAPSED, peer=peer.name, attempt=attempt))
         peer.leases.clear()
+
+    def _stop_lingering(self) -> None:
+        """Forget renewals that are over, once the source has counted them."""
+        now = self._fabric.clock()
+        for peer in self._peers.values():
+            over = [attempt for attempt, until in peer.lingering.items() if now >= until]
+            if over:
+                peer.end.settle_leases()
+            for attempt in over:
+                del peer.lingering[attempt]
 
     def _lose_silent_peers(self) -> None:
         now = self._fabric.clock()
@@ -458,8 +480,11 @@ class LoopbackTransport(Transport):
             return True
         return run.may_post and len(run.in_flight) < self._fabric.chunks_per_poll
 
-    def _hears(self, end: End) -> bool:
-        return self._stopped_at is None and end.stopped_at is None
+    def _hears_until(self, peer: _Peer, attempt: int) -> float:
+        """Until when renewals of an exposed attempt reach this end, as things are."""
+        if self._stopped_at is not None or peer.end.stopped_at is not None:
+            return -math.inf
+        return peer.end.renews_until(self, attempt)
 
     def _silent_until(self, peer: _Peer) -> float:
         """When a peer is lost if it goes on as it is."""
@@ -473,8 +498,8 @@ class LoopbackTransport(Transport):
             if peer.end.stopped_at is not None:
                 yield self._silent_until(peer)
             for attempt, lease in peer.leases.items():
-                if not (lease.lapsed or (self._hears(peer.end) and peer.end.renews(self, attempt))):
-                    yield lease.lapses_at
+                if not lease.lapsed:
+                    yield lease.lapses_at(self._hears_until(peer, attempt))
             for run in peer.runs.values():
                 if run.force_at is not None:
                     yield run.force_at

@@ -32,8 +32,8 @@ class End(Protocol):
     def lease_for(self, reader: End, attempt: int) -> SourceLease | None:
         """What ``reader`` may read of it, or ``None``."""
 
-    def renews(self, source: End, attempt: int) -> bool:
-        """Whether it renews its lease of ``attempt`` at ``source`` now."""
+    def renews_until(self, source: End, attempt: int) -> float:
+        """Until when it renews its lease of ``attempt`` at ``source``, as things are: -inf never, inf on and on."""
 
     def settle_leases(self) -> None:
         """Judge every lease up to now; called before anything that starts or stops renewals changes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -54,24 +55,22 @@ class SourceLease:
         self._leaves = bytearray(DIGEST_BYTES * leaf_count(exposure.plan.total_bytes))
         self._known = bytearray(leaf_count(exposure.plan.total_bytes))
 
-    @property
-    def lapses_at(self) -> float:
-        """When the lease ends unless it is renewed."""
-        return self._renewed_at + self.exposure.lease_seconds
+    def lapses_at(self, heard_until: float) -> float:
+        """When the lease ends if renewals arrive until then."""
+        return max(self._renewed_at, heard_until) + self.exposure.lease_seconds
 
-    def settle(self, now: float, *, renewing: bool) -> bool:
+    def settle(self, now: float, heard_until: float) -> bool:
         """Bring the lease up to ``now``; True if it lapsed by this call.
 
         Args:
             now: on the fabric's clock.
-            renewing: whether renewals kept arriving since the last call. Callers settle before that changes.
+            heard_until: renewals have been arriving since the last call and until then (-inf: none, inf: they still
+                do). Callers settle before that changes.
         """
         if self.lapsed:
             return False
-        if renewing:
-            self._renewed_at = now
-            return False
-        self.lapsed = now >= self.lapses_at
+        self._renewed_at = max(self._renewed_at, min(now, heard_until))
+        self.lapsed = now >= self.lapses_at(-math.inf)
         return self.lapsed
 
     def lapse(self) -> bool:
