@@ -1,5 +1,8 @@
 """The native walker, copies and digests against the reference walk, and refusals of plans that cannot be true."""
 
+import importlib
+import sys
+
 import numpy as np
 import pytest
 import xxhash
@@ -8,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvlink import limits
 from kvlink._native import _kvlink
-from kvlink.errors import LayoutError
+from kvlink.errors import LayoutError, UnavailableError
 from kvlink.plan import CopyPlan, Dim, Segment
 from kvlink.relayout import Side, digest_leaves, leaf_digests, move_local, native_plan
 from kvlink.relayout.reference import copy, gather, walk
@@ -171,6 +174,11 @@ def test_adjacent_blocks_merge_into_one_run():
     assert plan.runs().tolist() == [[0, 0, 0, 4096, 8192], [0, 8192, 0, 0, 4096]]
 
 
+def test_neighbours_in_different_regions_stay_apart():
+    plan = native_plan(segment_plan(bases=np.array([[0, 0, 0, 0], [1, 8, 0, 8], [1, 16, 1, 16]], np.int64)))
+    assert plan.runs().tolist() == [[0, 0, 0, 0, 8], [1, 8, 0, 8, 8], [1, 16, 1, 16, 8]]
+
+
 def test_a_refused_range_moves_nothing():
     walker = native_plan(segment_plan(run_bytes=16))
     source, target = np.ones(16, np.uint8), np.zeros(16, np.uint8)
@@ -282,3 +290,10 @@ def test_a_side_is_source_or_target():
     for side in (-1, 2):
         with pytest.raises(ValueError, match="side must be"):
             plan.check_bounds(side, [8])
+
+
+def test_a_missing_extension_is_reported_with_its_remedy(monkeypatch):
+    monkeypatch.delitem(sys.modules, "kvlink._native")
+    monkeypatch.setitem(sys.modules, "kvlink._native._kvlink", None)
+    with pytest.raises(UnavailableError, match="scripts/build-native"):
+        importlib.import_module("kvlink._native")

@@ -278,7 +278,7 @@ bool Cursor::next(Run& run) {
       stretch_ -= taken;
       break;
     }
-  } while (step() && run.bytes < max_run_bytes_ && continues(run));
+  } while (step() && continues(run));
   return true;
 }
 

@@ -78,6 +78,22 @@ void bounds_are_exact() {
   }
 }
 
+void runs_do_not_cross_regions() {
+  Segment segment;
+  segment.run_bytes = 8;
+  segment.pieces = {{0, 0}};
+  segment.bases = {{0, 0, 0, 0}, {1, 8, 0, 8}, {1, 16, 2, 16}};
+  const Plan plan({segment});
+  CHECK(plan.count_runs() == 3);
+  Run run;
+  Cursor source(plan, 0, 24, Walk::source);
+  CHECK(source.next(run) && run.source_region == 0 && run.bytes == 8);
+  CHECK(source.next(run) && run.source_region == 1 && run.source_offset == 8 && run.bytes == 16);
+  Cursor target(plan, 0, 24, Walk::target);
+  CHECK(target.next(run) && run.target_region == 0 && run.bytes == 16);
+  CHECK(target.next(run) && run.target_region == 2 && run.target_offset == 16 && run.bytes == 8);
+}
+
 void an_empty_plan_has_no_runs() {
   const Plan plan({});
   CHECK(plan.total_bytes() == 0 && plan.count_runs() == 0);
@@ -128,6 +144,7 @@ void impossible_plans_are_refused() {
 int main() {
   the_cursor_walks_what_the_loops_walk();
   bounds_are_exact();
+  runs_do_not_cross_regions();
   an_empty_plan_has_no_runs();
   impossible_plans_are_refused();
 }
