@@ -33,6 +33,8 @@ MAX_TOKENS_PER_REQUEST: Final = 1 << 24
 MAX_WORLD_RANKS: Final = 1024
 MAX_OFFSET_BYTES: Final = 1 << 46
 """Largest offset or stride a spec may state: far above any machine's memory, far below int64 overflow."""
+HUGE_PAGE_BYTES: Final = 2 * 1024 * 1024
+"""Alignment of pools and of the regions in them; the transparent huge page of x86-64, and of aarch64 on 4 KiB pages."""
 
 # --- control --------------------------------------------------------------------------------------------------
 MAX_FRAME_BYTES: Final = 8 * 1024 * 1024
@@ -57,6 +59,10 @@ MAX_NESTING_DEPTH: Final = 16
 HANDSHAKE_TIMEOUT_SECONDS: Final = 5.0
 MAX_PENDING_HANDSHAKES: Final = 64
 MAX_PEERS: Final = 4096
+MAX_LEGS: Final = 1024
+"""Legs leased by a source at a time (default; see Config)."""
+MAX_LEASED_BLOCKS: Final = 1 << 20
+"""Blocks leased by a source at a time (default; see Config)."""
 NONCE_BYTES: Final = 32
 MAC_BYTES: Final = 32
 SESSION_ID_BYTES: Final = 16

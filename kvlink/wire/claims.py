@@ -15,9 +15,9 @@ from typing import Annotated, ClassVar, Final, Self, TypeAlias
 import msgspec
 
 from kvlink import limits
-from kvlink.descriptor import Facts, KVDescriptor
+from kvlink.descriptor import Facts, KVDescriptor, compare_facts
 from kvlink.errors import AuthenticationError, FrameError, MismatchError, SchemaError, VersionError
-from kvlink.layout import Identity, compare_identity, compare_stated, fingerprint
+from kvlink.layout import Identity, compare_identity, fingerprint
 from kvlink.wire.address import Address
 from kvlink.wire.codec import clip, decode_with, encode_with
 from kvlink.wire.messages import Key, Mac, Name, Seconds
@@ -27,7 +27,6 @@ CLAIM_VERSION: Final = 1
 """First byte of an encoded claim."""
 PARAMS_FIELD: Final = "kvlink"
 """Our one field in an engine's transfer parameters; all others there are for gateways to look at."""
-COMPARED_FACTS: Final = ("prompt_digest", "adapter", "adapter_revision", "tenant")
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 BlockId = Annotated[int, msgspec.Meta(ge=0, le=limits.MAX_OFFSET_BYTES)]
@@ -174,7 +173,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def check(self, facts: Facts, identity: Identity) -> MismatchError | None:
         """Compare with what this side knows of the request: the first difference, or ``None``.
 
-        Identity and `COMPARED_FACTS` are compared where both sides state them.
+        Identity, and what `kvlink.descriptor.compare_facts` compares, where both sides state it.
         """
         theirs = (self.roster.identity, self.facts)
         ours = (identity, facts)
@@ -183,7 +182,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         )
         try:
             compare_identity(source_identity, target_identity)
-            compare_stated("facts", source_facts, target_facts, fields=COMPARED_FACTS)
+            compare_facts(source_facts, target_facts)
         except MismatchError as error:
             error.request_id = self.key
             error.stage = "claim"

@@ -91,7 +91,7 @@ def decode_with(
         msg = f"{what} has {len(payload)} bytes; {limit_bytes} are accepted"
         raise FrameError(msg)
     head = bytes(payload[: 1 + len(_TAG_FIRST)])
-    if not (0x80 <= head[:1].ljust(1)[0] <= 0x8F and head[1:] == _TAG_FIRST):
+    if head[1:] != _TAG_FIRST or not 0x80 <= head[0] <= 0x8F:
         msg = (
             f"{what} must be a map of at most 15 fields whose first is 'type'; it starts with {head.hex() or 'nothing'}"
         )
