@@ -87,11 +87,18 @@ class Introduce(Message, frozen=True):
 
 
 class Ask(Message, frozen=True):
-    """Target -> source: lease this leg to this attempt. ``readers``: target ranks that will read this source rank."""
+    """Target -> source: lease this leg to this attempt.
+
+    ``descriptor`` is the source's own claim, word for word. ``first_token`` is where this target begins: no less than
+    the descriptor's, and more where it has a prefix already. ``integrity``: digests are wanted. ``readers``: target
+    ranks that will read this source rank.
+    """
 
     key: Key
     attempt: AttemptId
     descriptor: KVDescriptor
+    first_token: Annotated[int, msgspec.Meta(ge=0, le=limits.MAX_TOKENS_PER_REQUEST)]
+    integrity: bool
     leg: Annotated[tuple[GroupShare, ...], msgspec.Meta(max_length=limits.MAX_GROUPS)]
     readers: Annotated[int, msgspec.Meta(ge=1, le=limits.MAX_WORLD_RANKS)]
 

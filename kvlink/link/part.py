@@ -1,0 +1,162 @@
+"""A part: one rank's share of one transfer, as the embedder sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Protocol
+
+from kvlink.errors import ClosedError, KVLinkError
+
+if TYPE_CHECKING:
+    from kvlink.descriptor import BlockList
+    from kvlink.wire import Ticket
+
+
+class State(IntEnum):
+    """Where a part stands. It only rises; from `DONE` up it is an end, and an end implies the cut-off on this rank."""
+
+    WAITING = 0
+    READY = 1
+    MOVING = 2
+    DRAINING = 3
+    DONE = 4
+    FAILED = 5
+    CANCELLED = 6
+    EXPIRED = 7
+    INDETERMINATE = 8
+
+    @property
+    def ended(self) -> bool:
+        """Whether this is one of the five ends."""
+        return self >= State.DONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How a part ended.
+
+    Attributes:
+        key: the request's key.
+        state: one of the five ends.
+        error: why it is not `State.DONE`, else ``None``.
+        bytes: payload bytes of this rank's share (each counted once, re-reads apart).
+        seconds: from the verb's call to the end.
+        attempts: attempts started, over all legs.
+        legs: legs of this part.
+        rereads: chunks read again because a digest differed.
+        transport, transport_reason, path, path_reason: what carried it, and why it was chosen.
+        integrity: whether every chunk was verified against the source's digests.
+        phases: seconds by phase (``handshake reserve plan wire verify commit install``), the slowest leg's.
+    """
+
+    key: str
+    state: State
+    error: KVLinkError | None = None
+    bytes: int = 0
+    seconds: float = 0.0
+    attempts: int = 0
+    legs: int = 0
+    rereads: int = 0
+    transport: str = ""
+    transport_reason: str = ""
+    path: str = ""
+    path_reason: str = ""
+    integrity: bool = False
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+
+class Part:
+    """One rank's share of a transfer. ``state`` is one attribute read; it may be read from any thread.
+
+    Returned by the verbs of `kvlink.Link` and `kvlink.Bridge`. Dropping it cancels nothing.
+    """
+
+    __slots__ = ("_controls", "_done", "key", "result", "state", "ticket")
+
+    def __init__(self, key: str, *, controls: PartControls | None = None, ticket: Ticket | None = None) -> None:
+        self.key = key
+        self.state = State.WAITING
+        self.ticket = ticket
+        self.result: Result | None = None
+        self._controls = controls
+        self._done: list[Callable[[Part], None]] = []
+
+    def __repr__(self) -> str:
+        return f"<Part {self.key} {self.state.name.lower()}>"
+
+    async def wait(self) -> Result:
+        """Wait for the end.
+
+        Cancelling the wait leaves the part running; use the link's ``cancel`` to end it.
+
+        Raises:
+            KVLinkError: the typed error the part ended with.
+        """
+        if self.result is None:
+            ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.when_ended(lambda _part: None if ended.done() else ended.set_result(None))
+            await ended
+        result = self.result
+        if result is None:  # pragma: no cover - when_ended only calls back with a result
+            raise ClosedError(f"part {self.key} was dropped without a result", request_id=self.key)
+        if result.error is not None:
+            raise result.error
+        return result
+
+    def ready(self, *, blocks: tuple[BlockList, ...] | None = None, tokens: int | None = None) -> None:
+        """Source, push: this KV is in place up to here. Blocks may be given now, one list a group.
+
+        Raises:
+            LayoutError: the blocks do not fit the cache or the token count; nothing changed.
+            ClosedError: the part is not a source part, or has ended.
+        """
+        self._need_controls().ready(self, blocks, tokens)
+
+    def seal(self) -> None:
+        """Source, push: nothing more will become ready; the target may be told.
+
+        Raises:
+            ClosedError: the part is not a source part, or has ended.
+            LayoutError: no blocks or tokens were given before.
+        """
+        self._need_controls().seal(self)
+
+    def when_ended(self, callback: Callable[[Part], None]) -> None:
+        """Call ``callback(part)`` once, at the end (at once if ended), on the loop's thread."""
+        if self.result is not None:
+            callback(self)
+        else:
+            self._done.append(callback)
+
+    def rise(self, state: State) -> None:
+        """Move up to ``state``; never down, never past an end. For the link only."""
+        if not self.state.ended and state > self.state:
+            self.state = state
+
+    def end(self, result: Result) -> None:
+        """Record the end, once. For the link only."""
+        if self.result is not None:
+            return
+        self.result = result
+        self.state = result.state
+        callbacks, self._done = self._done, []
+        for callback in callbacks:
+            callback(self)
+
+    def _need_controls(self) -> PartControls:
+        if self._controls is None:
+            raise ClosedError("only a source part made by announce() takes ready() and seal()", request_id=self.key)
+        return self._controls
+
+
+class PartControls(Protocol):
+    """What a source part calls back into: the link's source half, or the bridge in front of it."""
+
+    def ready(self, part: Part, blocks: tuple[BlockList, ...] | None, tokens: int | None) -> None:
+        """Advance the part's frontier."""
+
+    def seal(self, part: Part) -> None:
+        """Seal the part."""

@@ -1,0 +1,106 @@
+"""What a link knows of itself: its cache, its transports, and how it introduces itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvlink import limits
+from kvlink.errors import PeerIncompatibleError, TransportError
+from kvlink.layout import fingerprint, share_of
+from kvlink.wire import Introduce, RankCard, TransportCard, WireKey
+
+if TYPE_CHECKING:
+    from kvlink.config import Config
+    from kvlink.link.pump import Pump
+    from kvlink.memory import Caches
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRank:
+    """One rank: its caches, its settings, and a pump per transport, best first."""
+
+    config: Config
+    caches: Caches
+    pumps: tuple[Pump, ...]
+    version: str
+
+    def introduce(self) -> Introduce:
+        """What an authenticated peer is told: geometry, transports and the keys to read us."""
+        return Introduce(
+            spec=self.caches.spec,
+            transports=tuple(self._card(pump) for pump in self.pumps),
+            digest_scheme=limits.DIGEST_SCHEME,
+            lease_seconds=self.config.lease_seconds,
+            heartbeat_seconds=self.config.heartbeat_seconds,
+            kvlink=self.version,
+        )
+
+    def card(self, address: str) -> bytes:
+        """What the engine's scheduler puts into a roster."""
+        spec = self.caches.spec
+        return RankCard(
+            place=spec.place,
+            address=address,
+            share=share_of(spec),
+            identity=spec.identity,
+            identity_fingerprint=fingerprint(spec.identity),
+            kvlink=self.version,
+        ).to_bytes()
+
+    def choose(self, theirs: Sequence[TransportCard], peer: str) -> tuple[Pump, TransportCard, str]:
+        """The first transport of ours that the peer has too.
+
+        Returns:
+            Its pump, the peer's card, and the reason for the choice.
+
+        Raises:
+            PeerIncompatibleError: none in common; both lists are named.
+        """
+        offered = {card.name: card for card in theirs}
+        for pump in self.pumps:
+            name = pump.transport.capabilities().name
+            if name in offered:
+                reason = "only transport in common" if len(offered) == 1 else "first of ours that the peer offers"
+                return pump, offered[name], reason
+        ours = [pump.transport.capabilities().name for pump in self.pumps]
+        raise PeerIncompatibleError(
+            f"no transport in common: we have {ours}, the peer has {sorted(offered)}; "
+            "set the same `transports` on both sides",
+            peer=peer,
+            stage="handshake",
+        )
+
+    @staticmethod
+    def _card(pump: Pump) -> TransportCard:
+        transport = pump.transport
+        capabilities = transport.capabilities()
+        return TransportCard(
+            name=capabilities.name,
+            version=capabilities.version,
+            origin=capabilities.origin,
+            address=transport.address(),
+            keys=tuple(
+                WireKey(region=key.region, address=key.address, length=key.length, key=key.key)
+                for key in pump.region_keys
+            ),
+        )
+
+
+def register_all(pump: Pump, caches: Caches) -> None:
+    """Register every region of the caches with a transport, once.
+
+    Raises:
+        TransportError: a registration failed; nothing stays registered.
+    """
+    done: list[int] = []
+    try:
+        for index, region in enumerate(caches.regions):
+            pump.transport.register(index, region.address, region.length)
+            done.append(index)
+    except TransportError:
+        for index in done:
+            pump.transport.unregister(index)
+        raise
+    pump.region_keys = tuple(pump.transport.export_key(index) for index in done)

@@ -1,0 +1,309 @@
+"""Sessions: one live, authenticated connection to one rank of the other side, with its transport connected.
+
+A session is made by whoever reads (it dials) and serves one direction: the dialer is the target, the other the source.
+Two engines that read each other hold two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvlink import limits
+from kvlink.errors import (
+    ClosedError,
+    KVLinkError,
+    MismatchError,
+    PeerIncompatibleError,
+    PeerLostError,
+    PeerRestartedError,
+    PeerUnreachableError,
+)
+from kvlink.layout import compare_identity
+from kvlink.link.control import ControlConnection, connect
+from kvlink.transports.base import Completion, Outcome, RegionKey
+from kvlink.wire import AnyMessage, Goodbye
+
+if TYPE_CHECKING:
+    from kvlink.layout import CacheSpec, Place
+    from kvlink.link.pump import Pump
+    from kvlink.link.rank import LocalRank
+    from kvlink.link.tasks import TaskSet
+
+_log = logging.getLogger("kvlink.link")
+_serial = itertools.count(1)
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """One live connection.
+
+    Attributes:
+        peer: the other rank's place, as text: its incarnation is in it.
+        spec: its cache.
+        connection: the control connection.
+        pump: the transport in use.
+        wire_name: how the transport calls this session; never used again, so that late words of an old session cannot
+            be taken for a new one's.
+        reason: why this transport.
+        handshake_seconds: what making it took.
+    """
+
+    peer: str
+    spec: CacheSpec
+    connection: ControlConnection
+    pump: Pump
+    wire_name: str
+    reason: str
+    handshake_seconds: float
+    ended: bool = field(default=False)
+
+    @property
+    def place(self) -> Place:
+        """The other rank's place."""
+        return self.spec.place
+
+
+OnMessage = Callable[[Session, AnyMessage], None]
+OnUp = Callable[[Session], None]
+OnDown = Callable[[Session, KVLinkError], None]
+
+
+class Sessions:
+    """All sessions of one direction, by peer. A newer session to the same incarnation replaces the older.
+
+    Args:
+        rank: ourselves.
+        tasks: where readers run.
+        reading: whether we are the side that reads (and dials).
+        on_message: each message, in order, once the session is up.
+        on_up: a session is there.
+        on_down: a session ended: reset, silence, violation or goodbye.
+    """
+
+    def __init__(
+        self,
+        rank: LocalRank,
+        tasks: TaskSet,
+        *,
+        reading: bool,
+        on_message: OnMessage,
+        on_up: OnUp,
+        on_down: OnDown,
+    ) -> None:
+        self._rank = rank
+        self._tasks = tasks
+        self._reading = reading
+        self._on_message = on_message
+        self._on_up = on_up
+        self._on_down = on_down
+        self._live: dict[str, Session] = {}
+        self._by_wire_name: dict[str, Session] = {}
+        self._dialling: dict[str, asyncio.Future[Session]] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def get(self, peer: str) -> Session | None:
+        """The live session to ``peer``, if there is one."""
+        return self._live.get(peer)
+
+    def of_wire_name(self, wire_name: str) -> Session | None:
+        """The session that a transport speaks of, if it still lives."""
+        return self._by_wire_name.get(wire_name)
+
+    def send(self, peer: str, message: AnyMessage) -> bool:
+        """Send if there is a session; what must arrive is repeated by the protocol."""
+        session = self._live.get(peer)
+        if session is None:
+            return False
+        try:
+            session.connection.send(message)
+        except KVLinkError as error:
+            _log.debug("a message to %s was not sent: %s", peer, error)
+            return False
+        return True
+
+    async def dial(self, address: str, place: Place) -> Session:
+        """The live session to ``place``, made if need be; callers at the same time share one attempt.
+
+        Raises:
+            PeerRestartedError: another incarnation answers at ``address``.
+            PeerUnreachableError, PeerLostError: nobody answers; retryable.
+            MismatchError, PeerIncompatibleError, AuthenticationError, WireError: it cannot be worked with.
+
+        Cancelling one caller leaves the attempt to the others, and to whoever comes next.
+        """
+        peer = str(place)
+        if (live := self._live.get(peer)) is not None:
+            return live
+        pending = self._dialling.get(peer)
+        if pending is None:
+            pending = asyncio.get_running_loop().create_future()
+            self._dialling[peer] = pending
+            pending.add_done_callback(_looked_at)
+            self._tasks.start(self._dial(address, place, pending), f"dial {peer}")
+        return await asyncio.shield(pending)
+
+    async def adopt(self, connection: ControlConnection) -> None:
+        """Bring an accepted connection up; typed failures close it and are logged, nobody waits for them."""
+        try:
+            await self._bring_up(connection, asyncio.get_running_loop().time())
+        except KVLinkError as error:
+            _log.info("a peer was turned away: %s", error)
+            connection.fail(error)
+        except BaseException:
+            connection.close()
+            raise
+
+    def lost(self, wire_name: str, detail: str) -> None:
+        """The transport's PEER_LOST: reset or silence on the native channel."""
+        session = self._by_wire_name.get(wire_name)
+        if session is not None:
+            self._down(session, PeerLostError(f"peer lost: {detail or 'no word from it'}", peer=session.peer))
+
+    async def close(self, why: str) -> None:
+        """Say goodbye to everyone, disconnect the transports, close."""
+        sessions = list(self._live.values())
+        ops = []
+        for session in sessions:
+            self.send(session.peer, Goodbye(why=why))
+            self._forget(session)
+            ops.append((session, session.pump.transport.disconnect(session.wire_name)))
+        for session, op in ops:
+            try:
+                async with asyncio.timeout(limits.CUT_OFF_GRACE_SECONDS):
+                    await session.pump.ended(op)
+            except TimeoutError:
+                _log.warning("the transport did not finish disconnecting %s in time", session.peer)
+            session.connection.close()
+
+    async def _dial(self, address: str, place: Place, pending: asyncio.Future[Session]) -> None:
+        peer = str(place)
+        try:
+            session = await self._connect(address, place)
+        except KVLinkError as error:
+            if not pending.done():
+                pending.set_exception(error)
+        except asyncio.CancelledError:
+            if not pending.done():
+                pending.set_exception(ClosedError("the link was closed", peer=peer))
+            raise
+        else:
+            if not pending.done():
+                pending.set_result(session)
+        finally:
+            del self._dialling[peer]
+
+    async def _connect(self, address: str, place: Place) -> Session:
+        config = self._rank.config
+        started = asyncio.get_running_loop().time()
+        connection = await connect(
+            address,
+            secret=config.secret,
+            introduce=self._rank.introduce,
+            timeout_seconds=config.handshake_seconds,
+        )
+        try:
+            _check_place(connection.peer_introduce.spec.place, place)
+            return await self._bring_up(connection, started)
+        except BaseException:
+            connection.close()
+            raise
+
+    async def _bring_up(self, connection: ControlConnection, started: float) -> Session:
+        """From introduced to usable: compare, choose, channel, transport, keys."""
+        spec = connection.peer_introduce.spec
+        peer = str(spec.place)
+        self._compare(connection)
+        pump, card, reason = self._rank.choose(connection.peer_introduce.transports, peer)
+        channel = await connection.channel(timeout_seconds=self._rank.config.handshake_seconds)
+        wire_name = f"{'source' if self._reading else 'target'} {next(_serial)} {peer}"
+        op = pump.transport.connect(wire_name, card.address, channel.detach())
+        completion = await pump.ended(op)
+        if completion.outcome is not Outcome.OK:
+            raise _not_connected(completion, peer)
+        if self._reading:
+            for key in card.keys:
+                known = RegionKey(region=key.region, address=key.address, length=key.length, key=key.key)
+                pump.transport.import_key(wire_name, known)
+        took = asyncio.get_running_loop().time() - started
+        session = Session(peer, spec, connection, pump, wire_name, reason, took)
+        older = self._live.get(peer)
+        if older is not None:
+            self._down(older, PeerLostError("replaced by a newer connection of the same incarnation", peer=peer))
+        self._live[peer] = session
+        self._by_wire_name[wire_name] = session
+        self._on_up(session)
+        self._tasks.start(self._listen(session), f"listen {peer}")
+        return session
+
+    def _compare(self, connection: ControlConnection) -> None:
+        """Identity and digest scheme must agree before anything is read."""
+        theirs, ours = connection.peer_introduce.spec, self._rank.caches.spec
+        source, target = (theirs, ours) if self._reading else (ours, theirs)
+        compare_identity(source.identity, target.identity, source=str(source.place), target=str(target.place))
+        scheme = connection.peer_introduce.digest_scheme
+        if scheme != limits.DIGEST_SCHEME:
+            raise MismatchError(
+                "digest_scheme",
+                scheme if self._reading else limits.DIGEST_SCHEME,
+                limits.DIGEST_SCHEME if self._reading else scheme,
+                source=str(source.place),
+                target=str(target.place),
+                stage="handshake",
+            )
+
+    async def _listen(self, session: Session) -> None:
+        try:
+            async for message in session.connection:
+                if isinstance(message, Goodbye):
+                    raise PeerLostError(f"the peer said goodbye: {message.why}", peer=session.peer)
+                self._on_message(session, message)
+        except KVLinkError as error:
+            self._down(session, error)
+
+    def _down(self, session: Session, error: KVLinkError) -> None:
+        if session.ended:
+            return
+        self._forget(session)
+        session.connection.fail(error)
+        session.pump.transport.disconnect(session.wire_name)
+        self._on_down(session, error)
+
+    def _forget(self, session: Session) -> None:
+        session.ended = True
+        self._by_wire_name.pop(session.wire_name, None)
+        if self._live.get(session.peer) is session:
+            del self._live[session.peer]
+
+
+def _looked_at(pending: asyncio.Future[Session]) -> None:
+    """The error of an attempt whose callers have all gone is nobody's to see."""
+    if not pending.cancelled():
+        pending.exception()
+
+
+def _check_place(actual: Place, expected: Place) -> None:
+    if actual == expected:
+        return
+    if (actual.engine, actual.pp_rank, actual.tp_rank) == (expected.engine, expected.pp_rank, expected.tp_rank):
+        raise PeerRestartedError(
+            f"{actual} answers where {expected} was: it has restarted, and what the old one held is gone",
+            peer=str(expected),
+            stage="handshake",
+        )
+    raise PeerUnreachableError(
+        f"{actual} answers where {expected} was expected; the roster is stale or wrong",
+        peer=str(expected),
+        stage="handshake",
+    )
+
+
+def _not_connected(completion: Completion, peer: str) -> KVLinkError:
+    kind = PeerIncompatibleError if completion.outcome is Outcome.INCOMPATIBLE else PeerUnreachableError
+    return kind(f"the transport could not connect: {completion.detail}", peer=peer, stage="handshake")

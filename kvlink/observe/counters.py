@@ -1,0 +1,44 @@
+"""Counters of one link's life. They only grow; names end in what they count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """One link's counters.
+
+    Attributes:
+        parts_done, parts_failed, parts_cancelled, parts_expired, parts_indeterminate: parts by their end.
+        bytes_moved: payload bytes read into this rank's cache, re-reads included.
+        chunks_reread: chunks read again because a digest differed.
+        attempts_started: legs asked for by this rank.
+        leases_granted, leases_lapsed: leases this rank gave, and those that went unrenewed.
+        asks_parked, asks_refused: asks that came early, and those answered with a refusal.
+        commits_granted: legs this rank allowed a target to install.
+        peers_connected, peers_lost: sessions made, and those that ended by reset or silence.
+        messages_late: messages for attempts or keys that nobody knows (any more); dropped.
+    """
+
+    parts_done: int = 0
+    parts_failed: int = 0
+    parts_cancelled: int = 0
+    parts_expired: int = 0
+    parts_indeterminate: int = 0
+    bytes_moved: int = 0
+    chunks_reread: int = 0
+    attempts_started: int = 0
+    leases_granted: int = 0
+    leases_lapsed: int = 0
+    asks_parked: int = 0
+    asks_refused: int = 0
+    commits_granted: int = 0
+    peers_connected: int = 0
+    peers_lost: int = 0
+    messages_late: int = 0
+
+    def snapshot(self) -> Mapping[str, int]:
+        """The counters by name, as of now."""
+        return asdict(self)
