@@ -9,7 +9,9 @@ Rules every transport keeps (``kvlink.testing.conformance`` checks them):
 - After `Transport.read` returned an op id, failure is only ever a completion; each op ends in exactly one.
 - When full, `read` raises `TransportFull` and changes nothing; no call blocks on the network.
 - After the CUT_OFF completion of an attempt, no byte of it can land, whatever its peer does.
-- When a peer is lost, every op with it completes, then one PEER_LOST completion follows.
+- When a peer is lost, every op with it completes, then one PEER_LOST completion follows; its name is free again.
+- A peer that disconnects or closes is lost to the other side. A lease of a lost peer is over.
+- CUT_OFF and DISCONNECTED always carry `Outcome.OK`: they cannot fail, only be late.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from kvlink.plan import CopyPlan
 
 
-class TransportFull(TransportError):
+class TransportFull(TransportError):  # noqa: N818 - a state that passes, not a fault
     """No room for another read now; nothing was changed. Try again after a completion."""
 
     code = "transport_full"
@@ -179,19 +181,39 @@ class Transport(ABC):
 
     @abstractmethod
     def connect(self, peer: str, address: bytes, channel: int | None) -> int:
-        """Start connecting; ends in CONNECTED. Takes over the channel's file descriptor, whatever happens."""
+        """Start connecting; ends in CONNECTED. Takes over the channel's file descriptor, whatever happens.
+
+        CONNECTED with OK does not promise that the peer lives: PEER_LOST may be next.
+
+        Raises:
+            TransportError: a peer of that name is connected.
+        """
 
     @abstractmethod
     def import_key(self, peer: str, key: RegionKey) -> None:
-        """Learn a peer's region. Only after CONNECTED with OK."""
+        """Learn a peer's region. Only after CONNECTED with OK.
+
+        Raises:
+            TransportError: the peer is not connected, or the key is not one of its.
+        """
 
     @abstractmethod
     def disconnect(self, peer: str) -> int:
-        """End all with ``peer``: its reads complete with CUT_OFF, its exposures lapse; ends in DISCONNECTED."""
+        """End all with ``peer``: its reads complete with CUT_OFF, its exposures lapse; ends in DISCONNECTED.
+
+        Unknown peers end in DISCONNECTED, too.
+        """
 
     @abstractmethod
     def expose(self, exposure: Exposure) -> None:
-        """Let an attempt read its plan's source side. The lease runs from now and is renewed by the peer."""
+        """Let an attempt read its plan's source side.
+
+        The lease runs from now. The peer renews it while its read runs, and for a while after it ended well.
+
+        Raises:
+            TransportError: the peer is not connected, the attempt is exposed already, or the plan leaves a registered
+                region; nothing is exposed.
+        """
 
     @abstractmethod
     def lease(self, peer: str, attempt: int) -> LeaseReport:
@@ -203,16 +225,20 @@ class Transport(ABC):
 
     @abstractmethod
     def read(self, read: Read) -> int:
-        """Start moving; ends in READ.
+        """Start moving; ends in READ. An attempt that the source does not expose, or no longer, ends in SOURCE_FAILED.
 
         Raises:
             TransportFull: no room now.
-            TransportError: the peer is not connected, or the plan leaves a registered region; nothing was started.
+            TransportError: the peer is not connected, the attempt is being read, or the plan leaves a registered
+                region; nothing was started.
         """
 
     @abstractmethod
     def cut_off(self, peer: str, attempt: int) -> int:
-        """End an attempt's read; idempotent. Its READ completes first (CUT_OFF if it was live), then CUT_OFF."""
+        """End an attempt's read; idempotent. Its READ completes first (CUT_OFF if it was live), then CUT_OFF.
+
+        Bytes may land until then. An attempt or a peer that is not known ends in CUT_OFF all the same.
+        """
 
     @abstractmethod
     def poll(self, limit: int = 256) -> list[Completion]:
@@ -228,4 +254,7 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End everything and free it. Blocks at most the cut-off bound. Idempotent."""
+        """End everything and free it. Blocks at most the cut-off bound. Idempotent.
+
+        When it has returned no byte lands any more, and no further completion comes.
+        """
