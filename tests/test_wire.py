@@ -24,7 +24,7 @@ INFO = ErrorInfo(code="busy", message="full", retryable=True, retry_after_second
 CAPACITY = wire.Capacity(leased_blocks=7, active_legs=1, max_legs=8)
 EVERY_MESSAGE = (
     introduce(),
-    wire.Ask(key="1:r", attempt=1, descriptor=DESCRIPTOR, leg=(), readers=2),
+    wire.Ask(key="1:r", attempt=1, descriptor=DESCRIPTOR, first_token=0, integrity=True, leg=(), readers=2),
     wire.Lease(attempt=1, lease_seconds=2.5, total_bytes=4096, capacity=CAPACITY),
     wire.Parked(attempt=1, park_seconds=10.0),
     wire.Refused(attempt=1, error=INFO, capacity=CAPACITY),
