@@ -105,6 +105,8 @@ PARK_SECONDS: Final = 10.0
 MAX_PARKED_ASKS: Final = 1024
 CUT_OFF_GRACE_SECONDS: Final = 0.5
 """Wait for outstanding gets before the endpoint is closed by force."""
+RENEWAL_LINGER_SECONDS: Final = 5.0
+"""How long a target goes on renewing the lease of a read that ended well: its commit may wait for a busy interpreter."""
 CLAIM_TTL_SECONDS: Final = 60.0
 CLOSE_TIMEOUT_SECONDS: Final = 3.0
 RETRY_HORIZON_SECONDS: Final = 600.0
@@ -119,5 +121,6 @@ assert REPEAT_SECONDS <= MAX_REPEAT_SECONDS < COMMIT_TTL_SECONDS
 assert COMMIT_TTL_SECONDS + DRIFT_MARGIN_SECONDS < 5.0, "a source whose target dies after the commit ends within 5 s"
 assert PEER_LOST_SECONDS + LOST_HOLD_SECONDS < 5.0, "a source whose target dies while it reads ends within 5 s"
 assert COMMIT_TTL_SECONDS + DRIFT_MARGIN_SECONDS < TELL_SECONDS < RETIRE_SECONDS
+assert RENEWAL_LINGER_SECONDS > COMMIT_TTL_SECONDS, "a commit in time never finds its lease lapsed"
 assert CLAIM_TTL_SECONDS < RETRY_HORIZON_SECONDS, "a claim that the ledger has forgotten has run out by itself"
 assert MAX_OFFSET_BYTES * 4 < 1 << 63

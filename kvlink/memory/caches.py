@@ -1,0 +1,284 @@
+"""A rank's cache: its spec, and where its regions lie."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+import msgspec
+import numpy as np
+
+from kvlink import limits
+from kvlink.errors import LayoutError
+from kvlink.layout import CacheSpec, DType, Group, Identity, Place, Plane, PlaneKind, check_spec
+from kvlink.memory.pools import allocate_pool
+from kvlink.memory.tensors import NamedAxes, Strided, TensorLike, name_axes, read_strided
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class PlaneKey(NamedTuple):
+    """Which plane a tensor or pointer is. ``kind`` is ``None`` for a tensor that holds both K and V of its layer."""
+
+    group: str
+    layer: int
+    kind: PlaneKind | None = None
+
+
+class Span(NamedTuple):
+    """One plane by pointer, all in bytes: it starts at ``address`` and lies within ``length``."""
+
+    address: int
+    length: int
+    block_stride: int
+    slot_stride: int
+    head_stride: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One stretch of memory to be registered: ``length`` bytes at ``address``. ``owner`` keeps it alive."""
+
+    address: int
+    length: int
+    owner: object = field(default=None, repr=False, compare=False)
+
+    @property
+    def array(self) -> NDArray[np.uint8]:
+        """The bytes, writable, for memory of the host only; the array keeps ``owner`` alive."""
+        return np.asarray(_Exposed(self))
+
+
+class _Exposed:
+    """Lets NumPy look at a region and hold on to it."""
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.__array_interface__ = {
+            "version": 3, "typestr": "|u1", "shape": (region.length,), "data": (region.address, False),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """Spec and addresses of one rank. ``regions[i]`` is where the spec's region i lies.
+
+    ``keepalive`` holds whatever owns the memory (tensors, pools) for as long as this object lives.
+
+    Raises:
+        LayoutError: the spec is impossible, or does not fit the regions.
+    """
+
+    spec: CacheSpec
+    regions: tuple[Region, ...]
+    keepalive: tuple[object, ...] = field(default=(), repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_spec(self.spec)
+        lengths = tuple(region.length for region in self.regions)
+        if lengths != self.spec.region_bytes:
+            raise LayoutError(f"region_bytes are {self.spec.region_bytes}, the regions given have {lengths}")
+
+    @classmethod
+    def standard(cls, spec: CacheSpec) -> Self:
+        """Allocate zeroed host memory for a spec: one pool on huge pages, each region on pages of its own.
+
+        Raises:
+            LayoutError: the spec is impossible.
+            UnavailableError: the machine does not give that much memory.
+        """
+        check_spec(spec)
+        starts, end = [], 0
+        for length in spec.region_bytes:
+            starts.append(end)
+            end += -(-length // limits.HUGE_PAGE_BYTES) * limits.HUGE_PAGE_BYTES
+        pool = allocate_pool(end)
+        regions = tuple(
+            Region(pool.address + start, length, pool) for start, length in zip(starts, spec.region_bytes, strict=True)
+        )
+        return cls(spec, regions, (pool,))
+
+    @classmethod
+    def from_tensors(
+        cls,
+        tensors: Mapping[PlaneKey, TensorLike],
+        groups: Sequence[Group],
+        identity: Identity,
+        place: Place,
+        *,
+        axes: str | Mapping[str, str],
+    ) -> Self:
+        """Describe an engine's tensors by their true strides; nothing is taken from a layout's name.
+
+        Views of one storage become one region, registered once.
+
+        Args:
+            tensors: NumPy arrays or torch tensors, by plane. A key without a kind names a tensor with K and V.
+            groups: what the engine says of each group (heads, channels, dtype, block size, blocks), without planes;
+                every tensor is held against it.
+            identity: the model.
+            place: the rank.
+            axes: the order of a tensor's dimensions, for all groups or by group name: ``kv`` (K, then V), ``block``,
+                ``slot``, ``head``, ``channel``, and ``(kv channel)`` as the last where K and V share it. Such as
+                ``"kv block slot head channel"`` or ``"block head slot (kv channel)"``.
+
+        Raises:
+            LayoutError: a tensor is not what its group and axes say, a group has no tensor, or the whole is impossible.
+        """
+        by_name = {group.name: group for group in groups}
+        placed: list[_Placed] = []
+        for key, tensor in tensors.items():
+            where = _name(key)
+            group = _group_of(key, by_name)
+            strided = read_strided(tensor, where)
+            named = name_axes(strided, axes if isinstance(axes, str) else _axes_of(key, axes), where)
+            _check_tensor(group, strided, named, where)
+            placed += _planes_of(key, strided, named, where)
+        return cls._assemble(placed, groups, identity, place, tuple(tensors.values()))
+
+    @classmethod
+    def from_pointers(
+        cls,
+        planes: Mapping[PlaneKey, Span],
+        groups: Sequence[Group],
+        identity: Identity,
+        place: Place,
+        *,
+        keepalive: Iterable[object] = (),
+    ) -> Self:
+        """Describe memory for which an engine gives addresses and strides. Spans that overlap become one region.
+
+        Args:
+            planes: a span for each plane; every key has a kind.
+            groups: as in `from_tensors`.
+            identity: the model.
+            place: the rank.
+            keepalive: whatever owns the memory, if anything in this process does.
+
+        Raises:
+            LayoutError: a key has no kind or no group, or the whole is impossible.
+        """
+        by_name = {group.name: group for group in groups}
+        placed = []
+        for key, span in planes.items():
+            _group_of(key, by_name)
+            if key.kind is None:
+                raise LayoutError(f"{_name(key)} has no kind; give K and V a span each")
+            if span.address <= 0 or span.length <= 0:
+                raise LayoutError(f"{_name(key)} is {span}; address and length must be positive")
+            strides = (span.block_stride, span.slot_stride, span.head_stride)
+            placed.append(_Placed(key, key.kind, span.address, strides, (span.address, span.length)))
+        return cls._assemble(placed, groups, identity, place, tuple(keepalive))
+
+    @classmethod
+    def _assemble(
+        cls,
+        placed: Sequence[_Placed],
+        groups: Sequence[Group],
+        identity: Identity,
+        place: Place,
+        keepalive: tuple[object, ...],
+    ) -> Self:
+        regions = _merge(plane.storage for plane in placed)
+        starts = [start for start, _ in regions]
+        planes: dict[str, list[Plane]] = {group.name: [] for group in groups}
+        for plane in placed:
+            region = bisect_right(starts, plane.storage[0]) - 1
+            block_stride, slot_stride, head_stride = plane.strides
+            planes[plane.key.group].append(
+                Plane(
+                    layer=plane.key.layer,
+                    kind=plane.kind,
+                    region=region,
+                    offset_bytes=plane.address - starts[region],
+                    block_stride=block_stride,
+                    slot_stride=slot_stride,
+                    head_stride=head_stride,
+                )
+            )
+        spec = CacheSpec(
+            identity=identity,
+            place=place,
+            groups=tuple(msgspec.structs.replace(group, planes=tuple(planes[group.name])) for group in groups),
+            region_bytes=tuple(length for _, length in regions),
+        )
+        return cls(spec, tuple(Region(low, length, keepalive) for low, length in regions), keepalive)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A plane at an address; ``strides`` over (block, slot, head), ``storage`` as (address, length), all bytes."""
+
+    key: PlaneKey
+    kind: PlaneKind
+    address: int
+    strides: tuple[int, int, int]
+    storage: tuple[int, int]
+
+
+def _merge(storages: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Overlapping stretches become one. Those that only touch stay apart: they may be separate allocations."""
+    merged: list[tuple[int, int]] = []
+    for low, length in sorted(set(storages)):
+        if merged and low < sum(merged[-1]):
+            start, have = merged[-1]
+            merged[-1] = (start, max(have, low + length - start))
+        else:
+            merged.append((low, length))
+    return merged
+
+
+def _planes_of(key: PlaneKey, tensor: Strided, axes: NamedAxes, where: str) -> list[_Placed]:
+    strides = (axes.stride["block"], axes.stride["slot"], axes.stride.get("head", 0))
+    if "kv" not in axes.count:
+        if key.kind is None:
+            raise LayoutError(f"{where} has no kind and its axes no kv; say whether it is K, V or a latent")
+        return [_Placed(key, key.kind, tensor.address, strides, tensor.storage)]
+    if key.kind is not None:
+        raise LayoutError(f"{where} is said to be {key.kind.value} alone, but its axes hold kv; leave its kind out")
+    return [
+        _Placed(key, kind, tensor.address + index * axes.stride["kv"], strides, tensor.storage)
+        for index, kind in enumerate((PlaneKind.K, PlaneKind.V))
+    ]
+
+
+def _check_tensor(group: Group, tensor: Strided, axes: NamedAxes, where: str) -> None:
+    stated = {
+        "block": group.num_blocks,
+        "slot": group.block_size,
+        "head": len(group.heads),
+        "channel": group.channels,
+    }
+    for axis, want in stated.items():
+        have = axes.count.get(axis, 1)
+        if have != want:
+            raise LayoutError(
+                f"{where}: axis {axis} has {have} entries, groups.{group.name} states {want}; "
+                "check the order of axes and what the group states"
+            )
+    named = tensor.dtype_name if tensor.dtype_name in set(DType) else None
+    if tensor.itemsize != group.dtype.itemsize or named not in (None, group.dtype.value):
+        raise LayoutError(
+            f"{where} holds {tensor.dtype_name} ({tensor.itemsize} bytes), groups.{group.name} states "
+            f"{group.dtype.value} ({group.dtype.itemsize} bytes)"
+        )
+
+
+def _group_of(key: PlaneKey, groups: Mapping[str, Group]) -> Group:
+    if key.group not in groups:
+        raise LayoutError(f"{_name(key)} is of no group given; groups are {sorted(groups)}")
+    return groups[key.group]
+
+
+def _axes_of(key: PlaneKey, axes: Mapping[str, str]) -> str:
+    if key.group not in axes:
+        raise LayoutError(f"no axes are given for group {key.group!r}; they are for {sorted(axes)}")
+    return axes[key.group]
+
+
+def _name(key: PlaneKey) -> str:
+    kind = f" {key.kind.value}" if key.kind is not None else ""
+    return f"the tensor of groups.{key.group} layer {key.layer}{kind}"

@@ -1,0 +1,454 @@
+"""Caches say where bytes truly lie; the ledger gives every block back exactly once."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+
+import msgspec
+import numpy as np
+import pytest
+from geometries import identity_of, rank_spec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from kvlink import limits
+from kvlink.errors import ClosedError, ConflictError, LayoutError, UnknownRequestError
+from kvlink.layout import STANDARD_LAYOUTS, DType, Group, Place, PlaneKind
+from kvlink.memory import BlockLedger, Caches, LedgerError, MemoryStats, PlaneKey, Span, allocate_pool
+
+PLACE = Place(engine="p", incarnation="1")
+LAYERS, BLOCKS, SLOTS, HEADS, CHANNELS = 2, 5, 4, 3, 6
+IDENTITY = identity_of(num_layers=LAYERS, num_kv_heads=HEADS, head_dim=CHANNELS)
+K, V = PlaneKind.K, PlaneKind.V
+
+
+def group_of(**changes):
+    base = Group(
+        name="full", heads=(0, 1, 2), channels=CHANNELS, dtype=DType.BFLOAT16, block_size=SLOTS, num_blocks=BLOCKS,
+        planes=(),
+    )  # fmt: skip
+    return msgspec.structs.replace(base, **changes)
+
+
+def from_tensors(tensors, axes, **changes):
+    return Caches.from_tensors(tensors, [group_of(**changes)], IDENTITY, PLACE, axes=axes)
+
+
+def element(caches, layer, kind, block, slot, head, channel):
+    """The element as the spec says where it is."""
+    group = caches.spec.groups[0]
+    (plane,) = (p for p in group.planes if (p.layer, p.kind) == (layer, kind))
+    at = plane.offset_bytes + block * plane.block_stride + slot * plane.slot_stride + head * plane.head_stride
+    return int(caches.regions[plane.region].array[at : at + group.row_bytes].view(np.uint16)[channel])
+
+
+def logical_values():
+    """A distinct value for each (layer, kv, block, slot, head, channel)."""
+    shape = (LAYERS, 2, BLOCKS, SLOTS, HEADS, CHANNELS)
+    return np.arange(np.prod(shape), dtype=np.uint16).reshape(shape)
+
+
+def check_every_element(caches):
+    values = logical_values()
+    for layer, which, block, slot, head, channel in np.ndindex(values.shape):
+        found = element(caches, layer, (K, V)[which], block, slot, head, channel)
+        assert found == values[layer, which, block, slot, head, channel]
+
+
+def filled(order):
+    """All layers in one storage whose axes lie in ``order`` (of "layer kv block slot head channel")."""
+    names = ("layer", "kv", "block", "slot", "head", "channel")
+    return np.ascontiguousarray(logical_values().transpose([names.index(name) for name in order.split()]))
+
+
+@pytest.mark.parametrize(
+    ("order", "axes"),
+    [
+        ("layer kv block slot head channel", "kv block slot head channel"),
+        ("layer block kv head slot channel", "block kv head slot channel"),
+        ("layer block head slot kv channel", "block head slot kv channel"),
+        ("block layer kv slot head channel", "block kv slot head channel"),
+    ],
+)
+def test_tensors_are_described_by_their_true_strides_d5_i2(order, axes):
+    """D5: strides come from the views. I2: views of one storage are one region."""
+    storage = filled(order)
+    at = order.split().index("layer")
+    tensors = {PlaneKey("full", layer): storage.take(layer, axis=at) for layer in range(LAYERS)}
+    views = {key: storage[(slice(None),) * at + (key.layer,)] for key in tensors}
+    caches = from_tensors(views, axes)
+    assert [region.length for region in caches.regions] == [storage.nbytes]
+    check_every_element(caches)
+
+
+def test_a_permuted_view_means_what_it_says_not_what_lies_there_d5():
+    """D5: logical NHD over physical HND, as engines present it."""
+    storage = filled("layer kv block head slot channel")
+    caches = from_tensors(
+        {PlaneKey("full", layer): storage[layer].transpose(0, 1, 3, 2, 4) for layer in range(LAYERS)},
+        "kv block slot head channel",
+    )
+    check_every_element(caches)
+
+
+def test_k_and_v_fused_in_the_channel_axis():
+    storage = filled("layer block head slot kv channel").reshape(LAYERS, BLOCKS, HEADS, SLOTS, 2 * CHANNELS)
+    caches = from_tensors(
+        {PlaneKey("full", layer): storage[layer] for layer in range(LAYERS)}, {"full": "block head slot (kv channel)"}
+    )
+    check_every_element(caches)
+    one, other = caches.spec.groups[0].planes[:2]
+    assert (one.kind, other.kind, other.offset_bytes - one.offset_bytes) == (K, V, 2 * CHANNELS)
+
+
+def test_separate_allocations_with_padded_pages_are_regions_of_their_own_d5():
+    """D5: K and V apart, each block padded by 7 elements."""
+    values = logical_values()
+    tensors = {}
+    for layer in range(LAYERS):
+        for which, kind in enumerate((K, V)):
+            padded = np.zeros((BLOCKS, SLOTS * HEADS * CHANNELS + 7), dtype=np.uint16)
+            strides = (padded.strides[0], HEADS * CHANNELS * 2, CHANNELS * 2, 2)
+            view = np.lib.stride_tricks.as_strided(padded, (BLOCKS, SLOTS, HEADS, CHANNELS), strides)
+            view[:] = values[layer, which]
+            tensors[PlaneKey("full", layer, kind)] = view
+    caches = from_tensors(tensors, "block slot head channel")
+    assert len(caches.regions) == 2 * LAYERS
+    check_every_element(caches)
+
+
+class FakeStorage:
+    def __init__(self, array):
+        self.array = array
+
+    def data_ptr(self):
+        return self.array.__array_interface__["data"][0]
+
+    def nbytes(self):
+        return self.array.nbytes
+
+
+class FakeTensor:
+    """What is read of a torch tensor: strides in elements, an address, a storage."""
+
+    def __init__(self, storage, view, dtype="torch.bfloat16"):
+        self._storage, self._view, self.dtype, self.shape = storage, view, dtype, view.shape
+
+    def data_ptr(self):
+        return self._view.__array_interface__["data"][0]
+
+    def stride(self):
+        return tuple(stride // self._view.itemsize for stride in self._view.strides)
+
+    def element_size(self):
+        return self._view.itemsize
+
+    def untyped_storage(self):
+        return FakeStorage(self._storage)
+
+
+def test_torch_tensors_are_read_without_torch():
+    storage = filled("layer block head slot kv channel").reshape(LAYERS, BLOCKS, HEADS, SLOTS, 2 * CHANNELS)
+    tensors = {PlaneKey("full", layer): FakeTensor(storage, storage[layer]) for layer in range(LAYERS)}
+    caches = from_tensors(tensors, "block head slot (kv channel)")
+    assert [region.length for region in caches.regions] == [storage.nbytes]
+    check_every_element(caches)
+    tensors[PlaneKey("full", 0)] = FakeTensor(storage, storage[0], "torch.float16")
+    with pytest.raises(LayoutError, match=r"holds float16 \(2 bytes\).*states bfloat16"):
+        from_tensors(tensors, "block head slot (kv channel)")
+
+
+def test_pointers_of_one_allocation_are_one_region():
+    storage = filled("layer kv block slot head channel")
+    base = storage.__array_interface__["data"][0]
+    row = CHANNELS * 2
+    block = SLOTS * HEADS * row
+    plane = BLOCKS * block
+    spans = {
+        PlaneKey("full", layer, kind): Span(
+            base + (2 * layer + which) * plane, storage.nbytes - (2 * layer + which) * plane, block, HEADS * row, row
+        )
+        for layer in range(LAYERS)
+        for which, kind in enumerate((K, V))
+    }
+    caches = Caches.from_pointers(spans, [group_of()], IDENTITY, PLACE, keepalive=[storage])
+    assert [region.length for region in caches.regions] == [storage.nbytes]
+    check_every_element(caches)
+
+
+def test_groups_that_alias_memory_share_a_region_i2():
+    """I2: a hybrid model's groups are views of the same bytes, registered once."""
+    storage = filled("layer kv block slot head channel")
+    groups = [group_of(), group_of(name="swa")]
+    tensors = {PlaneKey("full", 0): storage[0], PlaneKey("swa", 1): storage[0]}
+    caches = Caches.from_tensors(tensors, groups, IDENTITY, PLACE, axes="kv block slot head channel")
+    assert len(caches.regions) == 1
+    full, swa = caches.spec.groups
+    assert [plane.offset_bytes for plane in full.planes] == [plane.offset_bytes for plane in swa.planes]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "axes", "changes", "message"),
+    [
+        ("kv block slot head channel", "kv block head slot channel", {}, r"axis slot has 3 entries.*states 4"),
+        ("kv block slot head channel", "kv block slot head", {}, "name block, slot and channel"),
+        ("kv block slot head channel", "kv block slot slot channel", {}, "once"),
+        ("kv block slot head channel", "kv page slot head channel", {}, "name block, slot and channel"),
+        ("kv block slot head channel", "block slot head channel", {}, r"name 4 dimensions"),
+        ("kv block slot channel head", "kv block slot channel head", {}, "channels must be contiguous"),
+        ("kv block slot head channel", "kv block slot head channel", {"num_blocks": 6}, "axis block has 5.*states 6"),
+        ("kv block slot head channel", "kv block slot head channel", {"dtype": DType.FLOAT32}, "float32"),
+        ("kv block slot head channel", "kv block slot head channel", {"channels": 8}, "axis channel has 6"),
+    ],
+)  # fmt: skip
+def test_a_tensor_that_is_not_what_was_said_is_refused(tensor, axes, changes, message):
+    storage = filled("layer " + tensor)
+    with pytest.raises(LayoutError, match=message):
+        from_tensors({PlaneKey("full", layer): storage[layer] for layer in range(LAYERS)}, axes, **changes)
+
+
+def test_wrong_keys_and_things_that_are_no_tensors_are_refused():
+    storage = filled("layer kv block slot head channel")
+    axes = "kv block slot head channel"
+    for tensors, message in (
+        ({PlaneKey("swa", 0): storage[0]}, "of no group given"),
+        ({PlaneKey("full", 0, K): storage[0]}, "leave its kind out"),
+        ({PlaneKey("full", 0): [1, 2]}, "is a list; pass a NumPy array"),
+        ({PlaneKey("full", 0): storage[0][::-1]}, "negative strides"),
+        ({PlaneKey("full", 7): storage[0]}, r"layer is 7"),
+        ({}, r"region_bytes is 0 regions"),
+    ):
+        with pytest.raises(LayoutError, match=message):
+            from_tensors(tensors, axes)
+    with pytest.raises(LayoutError, match="no kind and its axes no kv"):
+        from_tensors({PlaneKey("full", 0): storage[0][0]}, "block slot head channel")
+    with pytest.raises(LayoutError, match="no axes are given for group 'full'"):
+        from_tensors({PlaneKey("full", 0): storage[0]}, {"swa": axes})
+    with pytest.raises(LayoutError, match="has no kind"):
+        Caches.from_pointers({PlaneKey("full", 0): Span(1, 1, 1, 1)}, [group_of()], IDENTITY, PLACE)
+    with pytest.raises(LayoutError, match="must be positive"):
+        Caches.from_pointers({PlaneKey("full", 0, K): Span(0, 1, 1, 1)}, [group_of()], IDENTITY, PLACE)
+
+
+@pytest.mark.parametrize("layout", STANDARD_LAYOUTS)
+def test_standard_caches_have_memory_for_every_region(layout):
+    caches = Caches.standard(rank_spec(layout))
+    assert tuple(region.length for region in caches.regions) == caches.spec.region_bytes
+    starts = [region.address for region in caches.regions]
+    assert all(start % limits.HUGE_PAGE_BYTES == 0 for start in starts)
+    for index, region in enumerate(caches.regions):
+        assert not region.array.any()
+        region.array[:] = index + 1
+    assert all((region.array == index + 1).all() for index, region in enumerate(caches.regions))
+
+
+def test_caches_refuse_regions_that_do_not_fit_the_spec():
+    caches = Caches.standard(rank_spec("nhd"))
+    with pytest.raises(LayoutError, match="region_bytes"):
+        Caches(caches.spec, caches.regions[:1])
+
+
+def test_a_region_keeps_its_memory_alive():
+    array = Caches.standard(rank_spec("nhd")).regions[0].array
+    gc.collect()
+    array[:] = 7
+    assert (array == 7).all()
+
+
+def test_a_pool_is_zeroed_writable_and_outlived_by_its_arrays():
+    pool = allocate_pool(5000)
+    assert (pool.nbytes, pool.address % limits.HUGE_PAGE_BYTES) == (5000, 0)
+    array = pool.array
+    assert not array.any()
+    pool.close()
+    pool.close()
+    array[:] = 1
+    assert array.all()
+    with pytest.raises(ClosedError):
+        _ = pool.array
+    with allocate_pool(1) as other:
+        other.array[0] = 1
+
+
+@pytest.mark.parametrize("nbytes", [0, -1, limits.MAX_OFFSET_BYTES + 1])
+def test_impossible_pools_are_refused(nbytes):
+    with pytest.raises(LayoutError, match="impossible"):
+        allocate_pool(nbytes)
+
+
+# --- the ledger -----------------------------------------------------------------------------------------------------
+
+
+def stats_of(**counts):
+    return MemoryStats(**{**dict.fromkeys(MemoryStats.__slots__, 0), **counts})
+
+
+def test_source_blocks_come_back_when_hold_and_leases_have_ended_a3():
+    """A3: ending the hold frees nothing that an attempt may still read."""
+    ledger = BlockLedger()
+    ledger.hold("r", [[4, 5], [6]])
+    assert ledger.stats() == stats_of(held=3)
+    assert ledger.lease(("d", 1), "r") == ((4, 5), (6,))
+    ledger.lease(("d", 2), "r")
+    assert ledger.stats() == stats_of(leased=3)
+    assert ledger.end_lease(("d", 1)) is None
+    assert ledger.end_hold("r") is None
+    assert ledger.stats() == stats_of(leased=3)
+    with pytest.raises(UnknownRequestError):
+        ledger.lease(("d", 3), "r")
+    assert ledger.end_lease(("d", 2)) == ((4, 5), (6,))
+    assert ledger.stats() == stats_of()
+
+
+def test_an_unread_hold_comes_back_at_once():
+    ledger = BlockLedger()
+    ledger.hold("r", [[1]])
+    assert ledger.end_hold("r") == ((1,),)
+    ledger.hold("r", [[2]])
+    assert ledger.end_hold("r") == ((2,),)
+
+
+def test_requests_may_hold_the_same_source_blocks():
+    ledger = BlockLedger()
+    ledger.hold("one", [[1, 2]])
+    ledger.hold("two", [[1, 3]])
+    assert ledger.end_hold("one") == ((1, 2),)
+    assert ledger.stats() == stats_of(held=2)
+
+
+def test_a_key_is_held_once():
+    ledger = BlockLedger()
+    ledger.hold("r", [[1]])
+    ledger.lease(1, "r")
+    with pytest.raises(ConflictError, match="held already"):
+        ledger.hold("r", [[2]])
+    ledger.end_hold("r")
+    with pytest.raises(ConflictError):
+        ledger.hold("r", [[2]])
+
+
+def test_ending_twice_is_a_bug_of_ours():
+    ledger = BlockLedger()
+    ledger.hold("r", [[1]])
+    ledger.lease(1, "r")
+    with pytest.raises(LedgerError, match="already"):
+        ledger.lease(1, "r")
+    ledger.end_lease(1)
+    for again in (lambda: ledger.end_lease(1), lambda: ledger.end_hold("other")):
+        with pytest.raises(LedgerError):
+            again()
+    ledger.end_hold("r")
+    with pytest.raises(RuntimeError):
+        ledger.end_hold("r")
+    assert ledger.stats() == stats_of()
+
+
+def test_target_blocks_pass_through_their_states_and_come_back_once():
+    ledger = BlockLedger()
+    ledger.reserve("r", [[1, 2]])
+    assert ledger.stats() == stats_of(reserved=2)
+    ledger.land("r")
+    assert ledger.stats() == stats_of(landed=2)
+    ledger.install("r")
+    assert (ledger.stats(), ledger.state_of("r")) == (stats_of(installed=2), "installed")
+    assert ledger.release("r") == ((1, 2),)
+    assert (ledger.stats(), ledger.state_of("r")) == (stats_of(), None)
+    with pytest.raises(LedgerError, match="no target blocks are out"):
+        ledger.release("r")
+
+
+@pytest.mark.parametrize("landed", [False, True])
+def test_failed_blocks_drain_until_their_cut_off_a2(landed):
+    """A2, A3: only the cut-off's end gives them back, and until then nobody else gets them."""
+    ledger = BlockLedger()
+    ledger.reserve("r", [[1, 2]])
+    if landed:
+        ledger.land("r")
+    ledger.drain("r")
+    assert ledger.stats() == stats_of(draining=2)
+    with pytest.raises(ConflictError, match=r"block 2 of group 0 belongs to request r \(draining\)"):
+        ledger.reserve("next", [[2, 3]])
+    for wrong in (ledger.release, ledger.install, ledger.land, ledger.drain):
+        with pytest.raises(LedgerError, match="the blocks are draining"):
+            wrong("r")
+    assert ledger.drained("r") == ((1, 2),)
+    ledger.reserve("next", [[2, 3]])
+
+
+def test_two_live_requests_never_own_one_block_a1_g5():
+    """A1: refused before a byte moves, and a refusal changes nothing. G5: after release the block is free again."""
+    ledger = BlockLedger()
+    ledger.reserve("one", [[1, 2], [7]])
+    ledger.land("one")
+    ledger.install("one")
+    before = ledger.stats()
+    for blocks in ([[3, 2], []], [[], [8, 7]]):
+        with pytest.raises(ConflictError, match="belongs to request one"):
+            ledger.reserve("two", blocks)
+    with pytest.raises(ConflictError, match=r"has blocks already \(installed\)"):
+        ledger.reserve("one", [[9], []])
+    with pytest.raises(LayoutError, match="block 4 of group 1 is listed twice"):
+        ledger.reserve("two", [[4], [4, 4]])
+    assert ledger.stats() == before
+    ledger.reserve("two", [[7], [1, 2]])
+    ledger.release("one")
+    ledger.reserve("one", [[1], [7]])
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Whatever happens in whatever order, blocks out and blocks back add up (B8)."""
+
+    reservations = Bundle("reservations")
+
+    def __init__(self):
+        super().__init__()
+        self.ledger = BlockLedger()
+        self.free = set(range(12))
+        self.out = {}
+        self.serial = 0
+
+    @rule(target=reservations, wanted=st.sets(st.integers(0, 11), max_size=4))
+    def reserve(self, wanted):
+        self.serial += 1
+        key = f"r{self.serial}"
+        if wanted <= self.free:
+            self.ledger.reserve(key, [sorted(wanted)])
+            self.free -= wanted
+            self.out[key] = wanted
+        else:
+            with pytest.raises(ConflictError):
+                self.ledger.reserve(key, [sorted(wanted)])
+        return key
+
+    @rule(key=reservations, event=st.sampled_from(["land", "install", "drain"]))
+    def step(self, key, event):
+        allowed = {"land": ["reserved"], "install": ["landed"], "drain": ["reserved", "landed"]}[event]
+        if self.ledger.state_of(key) in allowed:
+            getattr(self.ledger, event)(key)
+        else:
+            with pytest.raises(LedgerError):
+                getattr(self.ledger, event)(key)
+
+    @rule(key=reservations, event=st.sampled_from(["release", "drained"]))
+    def give_back(self, key, event):
+        if self.ledger.state_of(key) == {"release": "installed", "drained": "draining"}[event]:
+            (ids,) = getattr(self.ledger, event)(key)
+            assert set(ids) == self.out.pop(key)
+            assert not self.free & set(ids)
+            self.free |= set(ids)
+        else:
+            with pytest.raises(LedgerError):
+                getattr(self.ledger, event)(key)
+
+    @invariant()
+    def nothing_is_lost(self):
+        stats = self.ledger.stats()
+        out = stats.reserved + stats.landed + stats.draining + stats.installed
+        assert out + len(self.free) == 12
+        assert Counter(self.out.keys()) == Counter(key for key in self.out if self.ledger.state_of(key))
+
+
+LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLedgerMachine = LedgerMachine.TestCase
