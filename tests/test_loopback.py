@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvlink.errors import ClosedError, TransportError
-from kvlink.limits import COMMIT_TTL_SECONDS, CUT_OFF_GRACE_SECONDS, PEER_LOST_SECONDS
+from kvlink.limits import CUT_OFF_GRACE_SECONDS, PEER_LOST_SECONDS, RENEWAL_LINGER_SECONDS
 from kvlink.testing.clock import VirtualClock
 from kvlink.testing.harness import MEMORY_BYTES, REGION, expected, scattered_plan
 from kvlink.transports.base import Completion, CompletionKind, Exposure, Outcome, Read, RegionKey, TransportFull
@@ -285,7 +285,7 @@ def test_renewals_linger_after_a_read_that_ended_well_and_no_longer_than_that():
     pair = make_pair()
     pair.start(lease_seconds=1.0)
     assert only(pair.poll_until_quiet()).outcome is Outcome.OK
-    pair.clock.advance(COMMIT_TTL_SECONDS + 0.9)
+    pair.clock.advance(RENEWAL_LINGER_SECONDS + 0.9)
     assert pair.source.lease("target", 1).held
     pair.clock.advance(0.1)
     assert not pair.source.lease("target", 1).held
@@ -307,7 +307,7 @@ def test_lingering_renewals_count_for_as_long_as_they_lasted_however_late_that_i
     pair = make_pair()
     pair.start(lease_seconds=1.0)
     pair.poll_until_quiet()
-    pair.clock.advance(COMMIT_TTL_SECONDS)
+    pair.clock.advance(RENEWAL_LINGER_SECONDS)
     pair.target.poll()
     pair.clock.advance(0.9)
     assert pair.source.lease("target", 1).held

@@ -331,6 +331,7 @@ class TransportConformance:
         harness.source.expose(harness.exposure(1, plan))
         harness.source.stop()
         read = harness.start_read(1, plan)
+        harness.let_pass(0.05)
         cuts = [harness.target.cut_off(harness.source.name, 1) for _ in range(2)]
         for op in cuts:
             harness.end_of(op)
@@ -373,7 +374,7 @@ class TransportConformance:
         harness.let_pass(LATE_SECONDS)
         assert (harness.memory == MARK).all()
         reported = harness.source_event(CompletionKind.PEER_LOST)
-        assert kinds(reported).count(CompletionKind.PEER_LOST) == 1
+        assert kinds(reported) == [CompletionKind.LEASE_LAPSED, CompletionKind.PEER_LOST]
         assert not harness.source.lease(1).held
         harness.reconnect()
         self._serves(harness, attempt=2)
@@ -394,7 +395,8 @@ class TransportConformance:
         assert stopped is False or harness.of(read)[0].outcome is Outcome.CUT_OFF
         harness.memory[:] = MARK
         harness.source.resume()
-        harness.source_event(CompletionKind.PEER_LOST)
+        reported = harness.source_event(CompletionKind.PEER_LOST)
+        assert kinds(reported) == [CompletionKind.LEASE_LAPSED, CompletionKind.PEER_LOST]
         assert not harness.source.lease(1).held
         harness.let_pass(LATE_SECONDS)
         assert (harness.memory == MARK).all()
@@ -471,7 +473,8 @@ class TransportConformance:
         harness.memory[:] = MARK
         harness.source.resume()
         harness.target.close()
-        assert harness.source_event(CompletionKind.PEER_LOST)
+        reported = harness.source_event(CompletionKind.PEER_LOST)
+        assert kinds(reported) == [CompletionKind.LEASE_LAPSED, CompletionKind.PEER_LOST]
         assert not harness.source.lease(1).held
         assert (harness.memory == MARK).all()
 

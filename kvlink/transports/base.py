@@ -10,7 +10,7 @@ Rules every transport keeps (``kvlink.testing.conformance`` checks them):
 - When full, `read` raises `TransportFull` and changes nothing; no call blocks on the network.
 - After the CUT_OFF completion of an attempt, no byte of it can land, whatever its peer does.
 - When a peer is lost, every op with it completes, then one PEER_LOST completion follows; its name is free again.
-- A peer that disconnects or closes is lost to the other side. A lease of a lost peer is over.
+- A peer that disconnects or closes is lost to the other side. Its leases lapse: LEASE_LAPSED for each, then PEER_LOST.
 - CUT_OFF and DISCONNECTED always carry `Outcome.OK`: they cannot fail, only be late.
 """
 
@@ -256,5 +256,5 @@ class Transport(ABC):
     def close(self) -> None:
         """End everything and free it. Blocks at most the cut-off bound. Idempotent.
 
-        When it has returned no byte lands any more, and no further completion comes.
+        When it has returned no byte lands any more. Completions that were not polled before may be lost with it.
         """

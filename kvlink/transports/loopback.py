@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from kvlink._native import _kvlink
 from kvlink.errors import ClosedError, TransportError
-from kvlink.limits import COMMIT_TTL_SECONDS, MAX_ACTIVE_READS, MAX_REGIONS
+from kvlink.limits import MAX_ACTIVE_READS, MAX_REGIONS, RENEWAL_LINGER_SECONDS
 from kvlink.transports.alarm import Alarm
 from kvlink.transports.base import (
     Capabilities,
@@ -424,7 +424,7 @@ class LoopbackTransport(Transport):
         del peer.runs[run.read.attempt]
         end = run.completion()
         if end.outcome is Outcome.OK:
-            peer.lingering[end.attempt] = self._fabric.clock() + COMMIT_TTL_SECONDS  # its commit may be that late
+            peer.lingering[end.attempt] = self._fabric.clock() + RENEWAL_LINGER_SECONDS  # its commit may be that late
         self._report(end)
         for op in run.cut_off_ops:
             self._report_cut_off(op, peer.name, end.attempt)
