@@ -102,3 +102,89 @@ def move(
     Raises:
         ValueError: the plan leaves a region, or the range the plan; nothing was copied.
     """
+
+class Unavailable(RuntimeError):
+    pass
+
+class EngineFull(RuntimeError):
+    pass
+
+class UcxEngine:
+    """One UCX worker and its thread; see kvlink.transports.ucx."""
+
+    def __init__(
+        self,
+        libucp: str,
+        tls: str | None,
+        seconds: tuple[float, float, float, float, float],
+        max_reads: int,
+        max_gets_per_read: int,
+    ) -> None:
+        """
+        Seconds: heartbeat, peer lost, cut-off grace, close timeout, renewal linger.
+
+        Raises:
+            Unavailable: no UCX to load.
+            RuntimeError: UCX's own word.
+        """
+
+    @property
+    def ucx_version(self) -> str: ...
+    @property
+    def ucx_path(self) -> str: ...
+    def transports(self) -> list[str]:
+        """Names of the transports UCX has here, sorted."""
+
+    def address(self) -> bytes: ...
+    def late_frames(self) -> tuple[int, int, int, int]:
+        """
+        Frames for attempts no longer known: renewals, wants, leaves, failures.
+        """
+
+    def register(self, region: int, address: int, length: int) -> None: ...
+    def unregister(self, region: int) -> None: ...
+    def export_key(self, region: int) -> tuple[int, int, bytes]:
+        """Address, length, packed key."""
+
+    def connect(self, peer: str, address: bytes, channel: int) -> int:
+        """Takes the descriptor over, whatever happens."""
+
+    def import_key(self, peer: str, region: int, address: int, length: int, key: bytes) -> None: ...
+    def disconnect(self, peer: str) -> int: ...
+    def expose(self, peer: str, attempt: int, plan: Plan, lease_seconds: float) -> None: ...
+    def lease(self, peer: str, attempt: int) -> tuple[bool, int | None]:
+        """Held without a gap, root if computed."""
+
+    def withdraw(self, peer: str, attempt: int) -> tuple[bool, int | None]:
+        """As `lease`, for the last time."""
+
+    def read(
+        self, peer: str, attempt: int, plan: Plan, integrity: bool, chunk_leaves: int, max_rereads: int
+    ) -> int: ...
+    def cut_off(self, peer: str, attempt: int) -> int: ...
+    def poll(
+        self, limit: int
+    ) -> list[tuple[int, int, str, int, int, int, int | None, int, int | None, float, float, str]]:
+        """Completions as tuples of kvlink.transports.base.Completion's fields."""
+
+    def fileno(self) -> int: ...
+    def arm(self) -> bool: ...
+    def close(self) -> bool:
+        """
+        False if gets could not be ended: the memory they may fill stays registered and must not be used again.
+        """
+
+class UcxProbe:
+    """A bare loop over UCX gets: the limit that transfers are compared with."""
+
+    def __init__(self, libucp: str, tls: str | None) -> None: ...
+    def address(self) -> bytes: ...
+    def register(self, region: int, address: int, length: int) -> None: ...
+    def export_key(self, region: int) -> tuple[int, int, bytes]: ...
+    def import_key(self, region: int, address: int, length: int, key: bytes) -> None: ...
+    def serve(self) -> None: ...
+    def connect(self, address: bytes) -> None: ...
+    def get(self, plan: Plan, max_run_bytes: int, window: int) -> float:
+        """Seconds from the first get posted to the last one landed."""
+
+    def close(self) -> None: ...

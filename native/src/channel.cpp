@@ -132,7 +132,11 @@ void Channel::flush() {
 
 void Channel::queue(Type type, std::span<const std::uint64_t> head, std::span<const std::uint64_t> body) {
   const Header header{static_cast<std::uint16_t>(type), 0, static_cast<std::uint32_t>(8 * (head.size() + body.size()))};
-  if (!end_.empty() || queued() + sizeof header + header.payload_bytes > kMaxQueuedBytes) return;
+  if (!end_.empty()) return;
+  if (queued() + sizeof header + header.payload_bytes > kMaxQueuedBytes) {
+    if (type != Type::heartbeat) end_ = "the peer does not read its channel";
+    return;
+  }
   const auto append = [this](const void* data, std::size_t bytes) {
     const auto* first = static_cast<const std::byte*>(data);
     out_.insert(out_.end(), first, first + bytes);

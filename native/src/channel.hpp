@@ -65,7 +65,7 @@ class Channel {
   // Sends what is queued, as far as the socket takes it.
   void flush();
 
-  // Queues and flushes. A frame that finds the queue full is dropped: that peer does not read, and silence ends it.
+  // Queues and flushes. A full queue drops heartbeats, which repeat; any other frame that finds it full ends the channel.
   void heartbeat(std::span<const AttemptId> renewed);
   void want(AttemptId attempt);
   void leaves(AttemptId attempt, std::uint64_t first, std::span<const std::uint64_t> digests);

@@ -133,11 +133,16 @@ Exposures::Slice Exposures::digest(Exposure& exposure) {
   return slice;
 }
 
-void Exposures::lapse_all(std::string_view peer) {
+std::vector<AttemptId> Exposures::lapse_all(std::string_view peer) {
   const std::lock_guard lock(mutex_);
+  std::vector<AttemptId> lapsed;
   const auto attempts = peers_.find(peer);
-  if (attempts == peers_.end()) return;
-  for (auto& [attempt, exposure] : attempts->second) exposure->lapsed = true;
+  if (attempts == peers_.end()) return lapsed;
+  for (auto& [attempt, exposure] : attempts->second) {
+    exposure->lapsed = true;
+    if (!std::exchange(exposure->reported, true)) lapsed.push_back(attempt);
+  }
+  return lapsed;
 }
 
 Time Exposures::sweep(Time now, std::vector<Lapse>& lapsed) {

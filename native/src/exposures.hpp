@@ -75,8 +75,8 @@ class Exposures {
   };
   Slice digest(Exposure& exposure);
 
-  // Ends all leases of a peer that is gone.
-  void lapse_all(std::string_view peer);
+  // Ends all leases of a peer that is gone; returns those that had not been reported as lapsed.
+  std::vector<AttemptId> lapse_all(std::string_view peer);
   // Appends lapses not yet reported; returns when the next lease would lapse.
   Time sweep(Time now, std::vector<Lapse>& lapsed);
 

@@ -8,6 +8,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -20,6 +23,8 @@
 #include "digest.hpp"
 #include "move.hpp"
 #include "plan.hpp"
+#include "ucx_engine.hpp"
+#include "ucx_probe.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -202,6 +207,159 @@ void bind_move(nb::module_& m) {
       "Raises:\n    ValueError: the plan leaves a region, or the range the plan; nothing was copied.");
 }
 
+// --- ucx ------------------------------------------------------------------------------------------------------------
+
+Bytes bytes_from(const nb::bytes& data) {
+  const auto* first = reinterpret_cast<const std::byte*>(data.data());
+  return Bytes(first, first + data.size());
+}
+
+nb::bytes bytes_to(const Bytes& data) { return nb::bytes(reinterpret_cast<const char*>(data.data()), data.size()); }
+
+Duration duration_of(double seconds) {
+  // Also false for NaN; the bound keeps the sum with any clock reading inside an int64 of nanoseconds.
+  if (!(seconds >= 0 && seconds <= 1e6)) throw std::invalid_argument("a duration must be in 0..1e6 s");
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
+using KeyTuple = std::tuple<std::uint64_t, std::uint64_t, nb::bytes>;
+
+KeyTuple key_to(const RemoteKey& key) { return {key.address, key.length, bytes_to(key.packed)}; }
+
+// The engine's thread frees plans, and must not need the interpreter for it: so it gets its own copy.
+std::shared_ptr<const Plan> copy_of(const Plan& plan) { return std::make_shared<const Plan>(plan); }
+
+using LeaseTuple = std::pair<bool, std::optional<std::uint64_t>>;
+using CompletionTuple = std::tuple<int, std::uint64_t, std::string, std::uint64_t, int, std::uint64_t,
+                                   std::optional<std::uint64_t>, std::uint32_t, std::optional<std::uint64_t>, double,
+                                   double, std::string>;
+
+CompletionTuple completion_to(Completion&& end) {
+  return {static_cast<int>(end.kind), end.op,           std::move(end.peer), end.attempt,
+          static_cast<int>(end.outcome), end.bytes_moved, end.root,          end.rereads,
+          end.bad_leaf,                  end.wire_seconds, end.verify_seconds, std::move(end.detail)};
+}
+
+void init_engine(UcxEngine* self, const std::string& libucp, const std::optional<std::string>& tls,
+                 const std::tuple<double, double, double, double, double>& seconds, std::size_t max_reads,
+                 std::uint32_t max_gets_per_read) {
+  EngineSettings settings{.libucp = libucp,
+                          .tls = tls,
+                          .heartbeat = duration_of(std::get<0>(seconds)),
+                          .peer_lost = duration_of(std::get<1>(seconds)),
+                          .cut_off_grace = duration_of(std::get<2>(seconds)),
+                          .close_timeout = duration_of(std::get<3>(seconds)),
+                          .renewal_linger = duration_of(std::get<4>(seconds)),
+                          .max_reads = max_reads,
+                          .max_gets_per_read = max_gets_per_read};
+  nb::gil_scoped_release release;
+  new (self) UcxEngine(std::move(settings));
+}
+
+std::uint64_t engine_read(UcxEngine& engine, const std::string& peer, AttemptId attempt, const Plan& plan,
+                          bool integrity, std::uint32_t chunk_leaves, std::uint32_t max_rereads) {
+  if (chunk_leaves == 0) throw std::invalid_argument("chunk_leaves must be positive");
+  nb::gil_scoped_release release;
+  return engine.read({.peer = peer, .attempt = attempt, .plan = copy_of(plan), .integrity = integrity,
+                      .chunk_leaves = chunk_leaves, .max_rereads = max_rereads});
+}
+
+std::vector<CompletionTuple> engine_poll(UcxEngine& engine, std::size_t limit) {
+  std::vector<CompletionTuple> tuples;
+  for (Completion& end : engine.poll(limit)) tuples.push_back(completion_to(std::move(end)));
+  return tuples;
+}
+
+void bind_engine(nb::module_& m) {
+  using released = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<UcxEngine>(m, "UcxEngine", "One UCX worker and its thread; see kvlink.transports.ucx.")
+      .def("__init__", &init_engine, "libucp"_a, "tls"_a.none(), "seconds"_a, "max_reads"_a, "max_gets_per_read"_a,
+           "Seconds: heartbeat, peer lost, cut-off grace, close timeout, renewal linger.\n\n"
+           "Raises:\n    Unavailable: no UCX to load.\n    RuntimeError: UCX's own word.")
+      .def_prop_ro("ucx_version", [](const UcxEngine& engine) { return engine.context().api().version; })
+      .def_prop_ro("ucx_path", [](const UcxEngine& engine) { return engine.context().api().path; })
+      .def("transports", [](const UcxEngine& engine) { return engine.context().transports(); }, released(),
+           "Names of the transports UCX has here, sorted.")
+      .def("address", [](const UcxEngine& engine) { return bytes_to(engine.context().address()); })
+      .def("late_frames",
+           [](const UcxEngine& engine) {
+             const auto& late = engine.late();
+             return std::make_tuple(late.renewals.load(), late.wants.load(), late.leaves.load(), late.failures.load());
+           },
+           "Frames for attempts no longer known: renewals, wants, leaves, failures.")
+      .def("register", &UcxEngine::register_region, "region"_a, "address"_a, "length"_a, released())
+      .def("unregister", &UcxEngine::unregister_region, "region"_a, released())
+      .def("export_key", [](const UcxEngine& engine, std::size_t region) { return key_to(engine.export_key(region)); },
+           "region"_a, "Address, length, packed key.")
+      .def("connect",
+           [](UcxEngine& engine, const std::string& peer, const nb::bytes& address, int channel) {
+             return engine.connect(peer, bytes_from(address), channel);
+           },
+           "peer"_a, "address"_a, "channel"_a, "Takes the descriptor over, whatever happens.")
+      .def("import_key",
+           [](UcxEngine& engine, const std::string& peer, std::size_t region, std::uint64_t address,
+              std::uint64_t length, const nb::bytes& key) {
+             engine.import_key(peer, region, {address, length, bytes_from(key)});
+           },
+           "peer"_a, "region"_a, "address"_a, "length"_a, "key"_a)
+      .def("disconnect", &UcxEngine::disconnect, "peer"_a)
+      .def("expose",
+           [](UcxEngine& engine, const std::string& peer, AttemptId attempt, const Plan& plan, double lease_seconds) {
+             const auto lease = duration_of(lease_seconds);
+             nb::gil_scoped_release release;
+             engine.expose(peer, attempt, copy_of(plan), lease);
+           },
+           "peer"_a, "attempt"_a, "plan"_a, "lease_seconds"_a)
+      .def("lease",
+           [](UcxEngine& engine, const std::string& peer, AttemptId attempt) -> LeaseTuple {
+             const auto answer = engine.lease(peer, attempt);
+             return {answer.held, answer.root};
+           },
+           "peer"_a, "attempt"_a, "Held without a gap, root if computed.")
+      .def("withdraw",
+           [](UcxEngine& engine, const std::string& peer, AttemptId attempt) -> LeaseTuple {
+             nb::gil_scoped_release release;
+             const auto answer = engine.withdraw(peer, attempt);
+             return {answer.held, answer.root};
+           },
+           "peer"_a, "attempt"_a, "As `lease`, for the last time.")
+      .def("read", &engine_read, "peer"_a, "attempt"_a, "plan"_a, "integrity"_a, "chunk_leaves"_a, "max_rereads"_a)
+      .def("cut_off", &UcxEngine::cut_off, "peer"_a, "attempt"_a)
+      .def("poll", &engine_poll, "limit"_a, "Completions as tuples of kvlink.transports.base.Completion's fields.")
+      .def("fileno", &UcxEngine::fileno)
+      .def("arm", &UcxEngine::arm)
+      .def("close", &UcxEngine::close, released(),
+           "False if gets could not be ended: the memory they may fill stays registered and must not be used again.");
+}
+
+void bind_probe(nb::module_& m) {
+  using released = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<UcxProbe>(m, "UcxProbe", "A bare loop over UCX gets: the limit that transfers are compared with.")
+      .def(nb::init<const std::string&, const std::optional<std::string>&>(), "libucp"_a, "tls"_a.none(), released())
+      .def("address", [](const UcxProbe& probe) { return bytes_to(probe.address()); })
+      .def("register", &UcxProbe::register_region, "region"_a, "address"_a, "length"_a, released())
+      .def("export_key", [](const UcxProbe& probe, std::int64_t region) { return key_to(probe.export_key(region)); },
+           "region"_a)
+      .def("import_key",
+           [](UcxProbe& probe, std::int64_t region, std::uint64_t address, std::uint64_t length, const nb::bytes& key) {
+             probe.import_key(region, {address, length, bytes_from(key)});
+           },
+           "region"_a, "address"_a, "length"_a, "key"_a)
+      .def("serve", &UcxProbe::serve)
+      .def("connect",
+           [](UcxProbe& probe, const nb::bytes& address) { probe.connect(bytes_from(address)); }, "address"_a)
+      .def("get", &UcxProbe::get, "plan"_a, "max_run_bytes"_a, "window"_a, released(),
+           "Seconds from the first get posted to the last one landed.")
+      .def("close", &UcxProbe::close, released());
+}
+
+void bind_ucx(nb::module_& m) {
+  nb::exception<Unavailable>(m, "Unavailable", PyExc_RuntimeError);
+  nb::exception<EngineFull>(m, "EngineFull", PyExc_RuntimeError);
+  bind_engine(m);
+  bind_probe(m);
+}
+
 }  // namespace
 }  // namespace kvlink
 
@@ -210,4 +368,5 @@ NB_MODULE(_kvlink, m) {
   kvlink::bind_plan(m);
   kvlink::bind_digest(m);
   kvlink::bind_move(m);
+  kvlink::bind_ucx(m);
 }

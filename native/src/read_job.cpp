@@ -47,7 +47,7 @@ bool ReadJob::begin_chunk() {
 }
 
 ReadJob::Chunk* ReadJob::next(Run& run) {
-  if (stopped()) return nullptr;
+  if (stopped() || broken_) return nullptr;
   while (posting_ != nullptr || begin_chunk()) {
     Chunk& chunk = *posting_;
     if (cursor_->next(run)) {
@@ -63,15 +63,17 @@ ReadJob::Chunk* ReadJob::next(Run& run) {
   return nullptr;
 }
 
-void ReadJob::ended(Chunk& chunk, std::uint64_t bytes_landed) {
+void ReadJob::ended(Chunk& chunk, bool good) {
   --outstanding_;
   --chunk.outstanding;
-  bytes_moved_ += bytes_landed;
+  broken_ = broken_ || !good;
   if (chunk.posted && chunk.outstanding == 0) landed(chunk);
 }
 
 void ReadJob::landed(Chunk& chunk) {
+  if (broken_) return;  // it may be this chunk that lacks a get; the job is ending anyway
   last_landed_ = Clock::now();
+  bytes_moved_ += static_cast<std::uint64_t>(chunk.end - chunk.begin);
   if (spec_.integrity) {
     landed_.push_back(&chunk);
   } else {
@@ -134,6 +136,7 @@ void ReadJob::judge(Chunk& chunk, std::int64_t first, std::span<const std::uint6
 void ReadJob::stop(Outcome outcome, std::string detail) {
   if (stopped()) return;
   outcome_ = outcome;
+  stopped_at_ = Clock::now();
   detail_ = std::move(detail);
 }
 

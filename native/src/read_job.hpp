@@ -25,7 +25,7 @@ struct ReadSpec {
   bool integrity = true;
   std::uint32_t chunk_leaves = 1;
   std::uint32_t max_rereads = 0;
-  std::vector<const std::byte*> regions;          // first byte of each local region, by region number
+  std::vector<const std::byte*> regions = {};     // first byte of each local region, by region number
 };
 
 class ReadJob {
@@ -43,6 +43,7 @@ class ReadJob {
   };
 
   explicit ReadJob(ReadSpec spec);
+  virtual ~ReadJob() = default;
   ReadJob(const ReadJob&) = delete;
   ReadJob& operator=(const ReadJob&) = delete;
 
@@ -51,8 +52,11 @@ class ReadJob {
 
   // The next get, and the chunk it is for; nullptr if there is none to post now. It counts as outstanding.
   Chunk* next(Run& run);
-  // A get ended, or was never posted. Any end but a good one must be followed by stop().
-  void ended(Chunk& chunk, std::uint64_t bytes_landed);
+  // A get ended, or could not be posted. After a bad end nothing more is posted, and the job waits for stop().
+  void ended(Chunk& chunk, bool good);
+  bool broken() const { return broken_; }
+  // Whether any of its gets was ever posted.
+  bool started() const { return first_posted_.has_value(); }
 
   // Digests from the source, in order. Throws ProtocolViolation on leaves that the plan does not have.
   void add_leaves(std::uint64_t first, std::span<const std::uint64_t> digests);
@@ -62,12 +66,10 @@ class ReadJob {
   // No more gets; the job ends with this outcome once the outstanding ones have. The first word counts.
   void stop(Outcome outcome, std::string detail);
   bool stopped() const { return outcome_.has_value(); }
+  Time stopped_at() const { return stopped_at_; }
   // Everything landed and verified, or stopped, and nothing outstanding.
   bool over() const;
   Completion completion() const;
-
-  // Cut-offs waiting for this job's end.
-  std::vector<std::uint64_t> cut_offs;
 
  private:
   static constexpr std::size_t kChunksUnderWay = 16;
@@ -94,7 +96,9 @@ class ReadJob {
   std::vector<std::uint64_t> theirs_;    // leaf digests received so far
   std::vector<std::uint64_t> ours_;
 
+  bool broken_ = false;
   std::optional<Outcome> outcome_;
+  Time stopped_at_{};
   std::string detail_;
   std::uint64_t bytes_moved_ = 0;
   std::uint32_t rereads_ = 0;

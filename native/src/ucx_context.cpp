@@ -1,7 +1,9 @@
 #include "ucx_context.hpp"
 
+#include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <set>
+#include <sstream>
 #include <utility>
 
 namespace kvlink {
@@ -61,6 +63,28 @@ void UcxContext::start_worker() {
   api_->check(api_->ucp_worker_get_address(worker_, &address, &length), "UCX worker address");
   address_ = bytes_of(address, length);
   api_->ucp_worker_release_address(worker_, address);
+}
+
+// The list is told only in print: lines of "resource 1 : md 1 dev 1 flags -- tcp/eth0".
+std::vector<std::string> UcxContext::transports() const {
+  char* text = nullptr;
+  std::size_t length = 0;
+  std::FILE* stream = open_memstream(&text, &length);
+  if (stream == nullptr) return {};
+  api_->ucp_context_print_info(context_, stream);
+  std::fclose(stream);
+  const std::unique_ptr<char, decltype(&std::free)> owner(text, std::free);
+
+  std::set<std::string> names;
+  std::istringstream lines({text, length});
+  for (std::string line; std::getline(lines, line);) {
+    const auto name = line.rfind(' ') + 1;
+    const auto slash = line.find('/', name);
+    if (line.find("resource") != std::string::npos && slash != std::string::npos) {
+      names.insert(line.substr(name, slash - name));
+    }
+  }
+  return {names.begin(), names.end()};
 }
 
 bool UcxContext::arm() const {

@@ -31,6 +31,9 @@ class UcxContext {
   int event_fd() const { return event_fd_; }
   const Bytes& address() const { return address_; }
 
+  // Transports that UCX has on this machine under these settings, as it names them: "tcp", "cma", "rc_mlx5".
+  std::vector<std::string> transports() const;
+
   bool progress() const { return api_->ucp_worker_progress(worker_) != 0; }
   // True if the event descriptor will tell of the next event; false if there is something to progress now.
   bool arm() const;
