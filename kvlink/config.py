@@ -148,7 +148,7 @@ class Config:
         if Address.parse(self.listen).is_wildcard and self.advertise is None:
             self._refuse("listen", f"is {self.listen}, which nobody can connect to", "state advertise", "advertise")
         for other in ("lease_seconds", "peer_lost_seconds"):
-            if 3 * self.heartbeat_seconds > getattr(self, other):
+            if 3 * self.heartbeat_seconds > getattr(self, other) * (1 + 1e-9):  # 3 x 0.1 is a little more than 0.3
                 what = f"is {self.heartbeat_seconds:g}, {other} is {getattr(self, other):g}"
                 self._refuse("heartbeat_seconds", what, "three heartbeats must fit, so that two may be lost", other)
 
