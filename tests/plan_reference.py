@@ -83,6 +83,19 @@ def nest_offsets(nest) -> Iterator[tuple[int, int]]:
             yield index * source_stride + source_step, index * target_stride + target_step
 
 
+def runs_inside_blocks(plan) -> int:
+    """Runs left when those that follow each other inside one (base, piece) and touch on both sides are one."""
+    runs = 0
+    for segment in plan.segments:
+        end = None
+        inside = 0
+        for source_step, target_step in nest_offsets(segment.nest):
+            inside += (source_step, target_step) != end
+            end = source_step + segment.run_bytes, target_step + segment.run_bytes
+        runs += len(segment.bases) * len(segment.pieces) * inside
+    return runs
+
+
 def walk_rows(plan, row_bytes) -> Iterator[tuple[int, int, int, int, int]]:
     """The walk, each run cut into rows."""
     for source_region, source_offset, target_region, target_offset, nbytes in walk(plan):
