@@ -7,6 +7,7 @@ import contextlib
 
 from geometries import identity_of, rank_spec
 
+from kvlink.errors import ClosedError
 from kvlink.layout import Place, fingerprint, share_of
 from kvlink.link.control import connect
 from kvlink.link.listener import Listener
@@ -59,24 +60,36 @@ class Served:
         self.listener = listener
         self.address = str(listener.address)
         self.incoming = asyncio.Queue()
+        self.connections = []
+
+    def take(self, connection):
+        self.connections.append(connection)
+        self.incoming.put_nowait(connection)
 
     async def pair(self, secret=SECRET):
         """A dialled connection and its other end."""
         dialled = await connect(self.address, secret=secret, introduce=lambda: introduce("d"), timeout_seconds=5)
+        self.connections.append(dialled)
         return dialled, await asyncio.wait_for(self.incoming.get(), 5)
+
+    async def close_all(self):
+        """Until no connection is left, whichever way it ended."""
+        while self.connections:
+            connection = self.connections.pop()
+            connection.fail(ClosedError("the test is over"))
+            await asyncio.wait_for(connection.closed.wait(), 5)
 
 
 @contextlib.asynccontextmanager
 async def serving(address="tcp://127.0.0.1:0", secret=SECRET, introduce=introduce, handshake_seconds=5.0):
     listener = await Listener.bind(address, secret=secret, introduce=introduce, handshake_seconds=handshake_seconds)
     served = Served(listener)
-    task = asyncio.create_task(listener.serve(served.incoming.put_nowait))
+    task = asyncio.create_task(listener.serve(served.take))
     try:
         yield served
     finally:
+        await served.close_all()
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
         listener.close()
-        while not served.incoming.empty():
-            served.incoming.get_nowait().close()

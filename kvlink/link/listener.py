@@ -74,9 +74,10 @@ class Listener:
         """
         sock = await listen(Address.parse(address))
         listener = cls(sock, secret=secret, introduce=introduce, handshake_seconds=handshake_seconds)
-        log.info(
-            "listening on %s, %s", listener.address, "OPEN: no secret is asked for" if secret is None else "secret"
-        )
+        if secret is None:
+            log.info("listening on %s in open mode: whoever reaches it is let in", listener.address)
+        else:
+            log.info("listening on %s, with a secret", listener.address)
         return listener
 
     async def serve(self, on_connection: OnConnection) -> None:
