@@ -178,6 +178,19 @@ def test_pointers_of_one_allocation_are_one_region():
     check_every_element(caches)
 
 
+def test_spans_that_only_touch_stay_apart():
+    """Two allocations may happen to be neighbours; one registration need not reach over both."""
+    storage = filled("layer kv block slot head channel")
+    base, row = storage.__array_interface__["data"][0], CHANNELS * 2
+    half = storage[0, 0].nbytes
+    spans = {
+        PlaneKey("full", 0, kind): Span(base + which * half, half, SLOTS * HEADS * row, HEADS * row, row)
+        for which, kind in enumerate((K, V))
+    }
+    caches = Caches.from_pointers(spans, [group_of()], IDENTITY, PLACE)
+    assert [(region.address, region.length) for region in caches.regions] == [(base, half), (base + half, half)]
+
+
 def test_groups_that_alias_memory_share_a_region_i2():
     """I2: a hybrid model's groups are views of the same bytes, registered once."""
     storage = filled("layer kv block slot head channel")

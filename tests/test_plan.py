@@ -195,6 +195,35 @@ def test_matched_layouts_fold_into_whole_blocks():
         assert segment.nest == ()
 
 
+def flip_kinds(spec):
+    other = {PlaneKind.K: PlaneKind.V, PlaneKind.V: PlaneKind.K}
+    planes = tuple(replace(plane, kind=other[plane.kind]) for plane in spec.groups[0].planes)
+    return replace(spec, groups=(replace(spec.groups[0], planes=planes),))
+
+
+def test_matched_layouts_fold_whatever_the_order_of_planes_in_memory():
+    source = flip_kinds(rank_spec("blockmajor", block_size=8, num_blocks=4))
+    plan, _ = plan_and_reference(source, source, whole(source), 0, 24)
+    (segment,) = plan.segments
+    assert segment.run_bytes == 4 * 8 * 4 * source.groups[0].row_bytes
+
+
+def test_planes_that_rise_evenly_in_different_regions_are_not_one_progression():
+    """K and V of the target lie in regions of their own, V 8 bytes further in: that is no stride of 8."""
+    source, target = rank_spec("hnd"), rank_spec("apart")
+    group = target.groups[0]
+    planes = tuple(replace(plane, offset_bytes=8 if plane.kind is PlaneKind.V else 0) for plane in group.planes)
+    target = replace(
+        target,
+        groups=(replace(group, planes=planes),),
+        region_bytes=tuple(length + 8 for length in target.region_bytes),
+    )
+    check_spec(target)
+    for one, other in ((source, target), (target, source)):
+        plan, rows = plan_and_reference(one, other, whole(source), 0, 11)
+        check_equal(plan, rows, one, other)
+
+
 def test_the_size_of_a_plan_does_not_grow_with_its_runs_i1():
     """I1: 128k tokens of an 80-layer model, TP 8 to TP 2: ten million runs a target, under a megabyte of plan."""
     identity = identity_of(num_layers=80, num_kv_heads=8, head_dim=128)
@@ -232,11 +261,7 @@ def test_irregular_layers_and_reversed_planes_are_moved_right():
     """Layers 0, 1, 3 of a block-major cache are no progression, and V may lie before K."""
     identity = identity_of(num_layers=4)
     source = rank_spec("blockmajor", identity=identity)
-    planes = tuple(
-        replace(plane, kind=PlaneKind.V if plane.kind is PlaneKind.K else PlaneKind.K)
-        for plane in source.groups[0].planes
-    )
-    flipped = replace(source, groups=(replace(source.groups[0], planes=planes),))
+    flipped = flip_kinds(source)
     groups = (GroupShare(name="full", layers=(0, 1, 3), heads=(0, 1, 2, 3)),)
     for target in (source, flipped, rank_spec("nhd", identity=identity)):
         for one, other in ((flipped, target), (target, flipped)):
