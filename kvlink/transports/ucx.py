@@ -206,17 +206,19 @@ class UcxTransport(Transport):
         return self._live().cut_off(peer, attempt)
 
     def poll(self, limit: int = 256) -> list[Completion]:
-        """See `Transport.poll`. After `close`, what was not polled before is still there."""
+        """See `Transport.poll`. Works after `close`, too: every operation's end can still be collected."""
         self._require_same_process()
         return [_completion(fields) for fields in self._engine.poll(limit)]
 
     def fileno(self) -> int:
-        """See `Transport.fileno`."""
-        return self._live().fileno()
+        """See `Transport.fileno`. Works after `close`, too."""
+        self._require_same_process()
+        return self._engine.fileno()
 
     def arm(self) -> bool:
-        """See `Transport.arm`."""
-        return self._live().arm()
+        """See `Transport.arm`. Works after `close`, too."""
+        self._require_same_process()
+        return self._engine.arm()
 
     def late_frames(self) -> dict[str, int]:
         """Frames about attempts that had ended, by kind (renewals, wants, leaves, failures). A few are normal."""

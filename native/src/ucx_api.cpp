@@ -26,7 +26,7 @@ std::filesystem::path file_of(const void* symbol, const char* what) {
   return path.empty() ? std::filesystem::path(info.dli_fname) : path;
 }
 
-// Distribution builds carry no RUNPATH, so their siblings are opened first, by path; libucp then finds them by SONAME.
+// Builds without a RUNPATH outside the loader's folders: libucp finds its siblings by SONAME once they are open.
 void open_siblings(const std::filesystem::path& libucp) {
   for (const char* sibling : {"libucm.so.0", "libucs.so.0", "libuct.so.0"}) {
     const auto path = libucp.parent_path() / sibling;
@@ -46,9 +46,11 @@ void resolve(void* library, const char* name, Function& slot, const std::string&
 }
 
 std::shared_ptr<const UcxApi> open(const std::string& name) {
-  const bool by_path = name.find('/') != std::string::npos;
-  if (by_path) open_siblings(name);
   void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr && name.find('/') != std::string::npos) {
+    open_siblings(name);
+    library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+  }
   if (library == nullptr) throw Unavailable("cannot load " + name + ": " + loader_error() + kRemedy);
 
   auto api = std::make_shared<UcxApi>();

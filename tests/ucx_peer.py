@@ -1,0 +1,253 @@
+"""A UCX transport in a process of its own, driven from a test: `PeerProcess` here, `serve` there.
+
+Calls go over a socket pair, one at a time, as MessagePack; descriptors travel beside them. The memory of its region is
+a file both processes map, so that a test sees it while its owner is stopped or dead.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from kvlink.errors import KVLinkError, TransportError
+from kvlink.plan import CopyPlan, Dim, Segment
+from kvlink.testing.harness import MEMORY_BYTES, REGION
+from kvlink.transports.base import Completion, Exposure, LeaseReport, Read, RegionKey
+from kvlink.transports.ucx import UcxProbe, UcxTransport
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_MESSAGE = 1 << 20
+
+
+class Call(msgspec.Struct, array_like=True):
+    name: str
+    arguments: dict[str, Any]
+
+
+class Answer(msgspec.Struct, array_like=True):
+    value: Any = None
+    error: str = ""
+
+
+def pack_plan(plan: CopyPlan) -> list[Any]:
+    return [[s.bases.tolist(), s.pieces.tolist(), [list(d) for d in s.nest], s.run_bytes] for s in plan.segments]
+
+
+def unpack_plan(packed: list[Any]) -> CopyPlan:
+    segments = tuple(
+        Segment(
+            bases=np.array(bases, np.int64).reshape(-1, 4),
+            pieces=np.array(pieces, np.int64).reshape(-1, 2),
+            nest=tuple(Dim(*dim) for dim in nest),
+            run_bytes=run_bytes,
+        )
+        for bases, pieces, nest, run_bytes in packed
+    )
+    total = sum(
+        len(s.bases) * len(s.pieces) * int(np.prod([d.count for d in s.nest], dtype=np.int64)) * s.run_bytes
+        for s in segments
+    )
+    return CopyPlan(segments=segments, total_bytes=total)
+
+
+def map_memory(descriptor: int, length: int) -> np.ndarray:
+    return np.frombuffer(mmap.mmap(descriptor, length), np.uint8)
+
+
+# --- here -----------------------------------------------------------------------------------------------------------
+
+
+class PeerProcess:
+    """A process with one transport, whose region `REGION` is ``memory``, and perhaps a probe."""
+
+    def __init__(
+        self, *, length: int = MEMORY_BYTES, environment: dict[str, str] | None = None, **settings: object
+    ) -> None:
+        descriptor = os.memfd_create("peer")
+        os.ftruncate(descriptor, length)
+        self.memory = map_memory(descriptor, length)
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(20)
+        # A test's own settings of UCX must not leak in by the environment.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno()), str(descriptor), str(length)],
+            pass_fds=(theirs.fileno(), descriptor),
+            env={**inherited, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", **(environment or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        theirs.close()
+        os.close(descriptor)
+        try:
+            self.open(**settings)
+        except BaseException:
+            self.close()
+            raise
+
+    def open(self, **settings: object) -> None:
+        """A new transport in place of the one before, and zeros in the memory."""
+        self.address: bytes = self.call("open", settings=settings)
+        self.memory[:] = 0
+
+    def call(self, name: str, descriptor: int | None = None, **arguments: object) -> Any:
+        message = msgspec.msgpack.encode(Call(name, arguments))
+        socket.send_fds(self._socket, [message], [] if descriptor is None else [descriptor])
+        return self.answer()
+
+    def send(self, name: str, **arguments: object) -> None:
+        """Call, and leave its `answer` for later."""
+        self._socket.send(msgspec.msgpack.encode(Call(name, arguments)))
+
+    def answer(self) -> Any:
+        received = self._socket.recv(MAX_MESSAGE)
+        if not received:
+            raise RuntimeError(f"the peer process died: {self.output()}")
+        answer = msgspec.msgpack.decode(received, type=Answer)
+        if answer.error:
+            raise TransportError(answer.error)
+        return answer.value
+
+    def output(self) -> str:
+        """All it printed; ends it."""
+        self.kill()
+        assert self.process.stdout is not None
+        return self.process.stdout.read().decode()
+
+    def connect(self, peer: str, address: bytes, channel: socket.socket) -> None:
+        """Starts connecting; the completion is in `poll`."""
+        self.call("connect", channel.fileno(), peer=peer, address=address)
+        channel.close()
+
+    def key(self) -> RegionKey:
+        return msgspec.convert(self.call("key"), RegionKey)
+
+    def expose(self, exposure: Exposure) -> None:
+        fields = {name: getattr(exposure, name) for name in Exposure.__slots__}
+        self.call("expose", **{**fields, "plan": pack_plan(exposure.plan)})
+
+    def read(self, read: Read) -> int:
+        fields = {name: getattr(read, name) for name in Read.__slots__}
+        return int(self.call("read", **{**fields, "plan": pack_plan(read.plan)}))
+
+    def lease(self, peer: str, attempt: int) -> LeaseReport:
+        return msgspec.convert(self.call("lease", peer=peer, attempt=attempt), LeaseReport)
+
+    def withdraw(self, peer: str, attempt: int) -> LeaseReport:
+        return msgspec.convert(self.call("withdraw", peer=peer, attempt=attempt), LeaseReport)
+
+    def poll(self) -> list[Completion]:
+        return msgspec.convert(self.call("poll"), list[Completion])
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.001)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        self._socket.close()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+# --- there ----------------------------------------------------------------------------------------------------------
+
+
+class Served:
+    """What a peer process answers; each public method is a call."""
+
+    def __init__(self, memory: np.ndarray) -> None:
+        self._memory = memory
+        self._transport: UcxTransport | None = None
+        self.descriptor: int | None = None
+
+    def open(self, settings: dict[str, Any]) -> bytes:
+        """A transport in place of the one before."""
+        if self._transport is not None:
+            self._transport.close()
+        self._transport = UcxTransport(**settings)
+        self._transport.register(REGION, self._memory.ctypes.data, len(self._memory))
+        self._tls = settings.get("ucx_tls")
+        return self._transport.address()
+
+    def connect(self, peer: str, address: bytes) -> int:
+        assert self.descriptor is not None
+        return self._transport.connect(peer, address, self.descriptor)
+
+    def key(self) -> RegionKey:
+        return self._transport.export_key(REGION)
+
+    def import_key(self, peer: str, key: dict[str, Any]) -> None:
+        self._transport.import_key(peer, msgspec.convert(key, RegionKey))
+
+    def expose(self, plan: list[Any], **fields: Any) -> None:
+        self._transport.expose(Exposure(plan=unpack_plan(plan), **fields))
+
+    def lease(self, peer: str, attempt: int) -> LeaseReport:
+        return self._transport.lease(peer, attempt)
+
+    def withdraw(self, peer: str, attempt: int) -> LeaseReport:
+        return self._transport.withdraw(peer, attempt)
+
+    def read(self, plan: list[Any], **fields: Any) -> int:
+        return self._transport.read(Read(plan=unpack_plan(plan), **fields))
+
+    def poll(self) -> list[Completion]:
+        return self._transport.poll(1 << 20)
+
+    def capabilities(self) -> str:
+        return self._transport.capabilities().detail
+
+    def hold_gil(self, seconds: float) -> None:
+        """Keep every other Python thread of the process from running."""
+        sys.setswitchinterval(1e6)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            pass
+
+    def serve_probe(self) -> list[bytes]:
+        self._probe = UcxProbe(ucx_tls=self._tls)
+        self._probe.register(REGION, self._memory.ctypes.data, len(self._memory))
+        self._probe.serve()
+        key = self._probe.export_key(REGION)
+        return [self._probe.address(), msgspec.msgpack.encode(key)]
+
+
+def serve(calls: socket.socket, served: Served) -> None:
+    while True:
+        received, descriptors, _, _ = socket.recv_fds(calls, MAX_MESSAGE, 1)
+        if not received:
+            return
+        call = msgspec.msgpack.decode(received, type=Call)
+        served.descriptor = descriptors[0] if descriptors else None
+        method: Callable[..., Any] = getattr(served, call.name)
+        try:
+            answer = Answer(method(**call.arguments))
+        except KVLinkError as error:
+            answer = Answer(error=str(error))
+        calls.send(msgspec.msgpack.encode(answer))
+
+
+if __name__ == "__main__":
+    calling, shared, size = map(int, sys.argv[1:])
+    serve(socket.socket(fileno=calling), Served(map_memory(shared, size)))
