@@ -19,7 +19,7 @@ from kvlink.cli.bench import table
 from kvlink.cli.bench.blocks import check_memory
 from kvlink.cli.bench.case import Case, SideName
 from kvlink.cli.bench.conductor import Conductor, Engine
-from kvlink.cli.bench.half import Access, Half
+from kvlink.cli.bench.half import Access, Commons, Half
 from kvlink.cli.bench.options import Options
 from kvlink.cli.bench.report import Report
 from kvlink.cli.bench.screen import Screen
@@ -75,10 +75,10 @@ _Workers = dict[SideName, list[Worker]]
 def _local_workers(case: Case, stack: AsyncExitStack) -> _Workers:
     """Both halves in this process."""
     access = Access(host=LOOPBACK_HOST, secret=secrets.token_hex(32))
-    fabric = LoopbackFabric(case.seed)
+    commons = Commons(LoopbackFabric(case.seed))
     workers: _Workers = {"source": [], "target": []}
     for own in workers.values():
-        half = Half(access, fabric)
+        half = Half(access, commons)
         stack.push_async_callback(half.aclose)
         own.append(LocalWorker(half))
     return workers

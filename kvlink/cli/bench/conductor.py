@@ -55,13 +55,12 @@ class Engine:
         """Have every worker do ``command`` at once; the first error ends the wait for all."""
         return await together(worker.call(command, reply) for worker in self.workers)
 
-    async def open(self, case: Case) -> list[m.Opened]:
-        """Open the links of all ranks."""
+    async def open(self, case: Case, num_blocks: dict[SideName, int]) -> list[m.Opened]:
+        """Open the links of all ranks; ``num_blocks`` are both pools'."""
         return await together(
             worker.call(
                 m.Open(
-                    case=case, side=self.name, ranks=ranks, num_blocks=self.pool.num_blocks,
-                    incarnation=self.incarnation,
+                    case=case, side=self.name, ranks=ranks, num_blocks=num_blocks, incarnation=self.incarnation
                 ),
                 m.Opened,
             )
@@ -113,7 +112,9 @@ class Conductor:
 
     async def _open(self) -> m.Opened:
         self._screen.stage("opening", 0)
-        source, target = await together([self._source.open(self._case), self._target.open(self._case)])
+        engines = (self._source, self._target)
+        num_blocks = {engine.name: engine.pool.num_blocks for engine in engines}
+        source, target = await together(engine.open(self._case, num_blocks) for engine in engines)
         self.tally.open_seconds = max(opened.seconds for opened in (*source, *target))
         meet = m.Meet(source=_cards(source), target=_cards(target))
         await together([self._source.ask(meet, m.Done), self._target.ask(meet, m.Done)])
@@ -149,12 +150,12 @@ class Conductor:
         source = self._source.pool.take(self._case.source.blocks_for(tokens))
         return _Request(index, source, self._target.pool.take(self._case.target.blocks_for(tokens)))
 
-    async def _raw(self, request: _Request) -> Span:
-        """A raw move of the request's bytes into its own blocks, which hold the canary again afterwards."""
+    async def _raw(self, request: _Request) -> float:
+        """Seconds of a raw move of the request's bytes into its own blocks, which hold the canary again afterwards."""
         probe = m.Probe(request=request.index, source_blocks=request.source_blocks, target_blocks=request.target_blocks)
-        span = Span.over(await self._target.ask(probe, m.Probed))
+        probed = await self._target.ask(probe, m.Probed)
         await self._target.ask(m.Wipe(request=request.index, blocks=request.target_blocks), m.Done)
-        return span
+        return max(worker.seconds for worker in probed)
 
     async def _window(self, requests: Sequence[_Request]) -> Window | None:
         """Move all requests, at most ``concurrency`` at a time; ``None`` if none of them came through."""
@@ -203,7 +204,7 @@ class Conductor:
 
     # --- the tally --------------------------------------------------------------------------------------------------
 
-    def _record(self, batch: Round, requests: Sequence[_Request], window: Window | None, raw: Span | None) -> None:
+    def _record(self, batch: Round, requests: Sequence[_Request], window: Window | None, raw: float | None) -> None:
         done = [request.transfer for request in requests if request.transfer is not None]
         if not batch.warmup:
             self.tally.completed += len(done)
@@ -220,7 +221,7 @@ class Conductor:
             pair = Pair(
                 payload_bytes=window.payload_bytes,
                 transfer_seconds=window.transfers[0].span.seconds,
-                raw_seconds=raw.seconds,
+                raw_seconds=raw,
             )
             self.tally.pairs.append(pair)
 

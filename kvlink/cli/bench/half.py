@@ -14,8 +14,10 @@ import kvlink
 from kvlink.cli.bench import messages as m
 from kvlink.cli.bench.case import Case, SideName
 from kvlink.cli.bench.content import SOURCE_CANARY, TARGET_CANARY, CacheContent, Fault, Prompt
-from kvlink.cli.bench.ranks import side_specs
+from kvlink.cli.bench.probes import LocalProber, Prober, ProbeServer, UcxProber
+from kvlink.cli.bench.ranks import Wiring, side_specs
 from kvlink.errors import ClosedError, KVLinkError
+from kvlink.transports.loopback_fabric import LoopbackFabric
 from kvlink.wire import Address, ErrorInfo, error_to_info, request_key
 
 DEADLINE_SECONDS: Final = 120.0
@@ -34,6 +36,14 @@ class Access:
 
 
 @dataclass(slots=True)
+class Commons:
+    """What the two halves of a loopback run have in common, being one process."""
+
+    fabric: LoopbackFabric
+    caches: dict[SideName, list[kvlink.Caches]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class Rank:
     """One rank: its cache, its content and its link."""
 
@@ -48,7 +58,10 @@ class _Opened:
 
     case: Case
     side: SideName
+    positions: tuple[int, ...]
     ranks: list[Rank]
+    wiring: Wiring
+    prober: Prober | None = None
     rosters: dict[SideName, kvlink.Roster] = field(default_factory=dict)
     parts: dict[int, list[kvlink.Part]] = field(default_factory=dict)
 
@@ -58,17 +71,17 @@ class Half:
 
     Args:
         access: how its links listen.
-        fabric: what the ends of a loopback transport share, where both halves live in one process.
+        commons: what both halves share, where they live in one process.
     """
 
-    def __init__(self, access: Access, fabric: object | None = None) -> None:
+    def __init__(self, access: Access, commons: Commons | None = None) -> None:
         self.verified = False
         self._access = access
-        self._fabric = fabric
+        self._commons = commons
         self._state: _Opened | None = None
         self._stack = AsyncExitStack()
         self._cpu_at_begin = 0.0
-        self._methods: dict[type[m.Command], Callable[[Any], Awaitable[m.Reply]]] = {
+        self._methods: dict[type[m.Command], Callable[[Any], Awaitable[m.AnyReply]]] = {
             m.Open: self._open,
             m.Meet: self._meet,
             m.Prepare: self._prepare,
@@ -81,10 +94,13 @@ class Half:
             m.Verify: self._verify,
             m.Wipe: self._wipe,
             m.Sweep: self._sweep,
+            m.ProbeAddresses: self._probe_addresses,
+            m.ProbeConnect: self._probe_connect,
+            m.Probe: self._probe,
             m.Close: self._close,
         }
 
-    async def answer(self, command: m.Command) -> m.Reply:
+    async def answer(self, command: m.AnyCommand) -> m.AnyReply:
         """Do what ``command`` asks.
 
         Raises:
@@ -105,7 +121,9 @@ class Half:
     # --- opening and closing --------------------------------------------------------------------------------------
 
     async def _open(self, command: m.Open) -> m.Opened:
-        specs = side_specs(command.case, command.side, command.num_blocks, command.incarnation)
+        case, blocks = command.case, command.num_blocks
+        wiring = Wiring(*(side_specs(case, side, blocks[side], command.incarnation) for side in ("source", "target")))
+        specs = wiring.sources if command.side == "source" else wiring.targets
         config = self._config(command.case)
         canary = SOURCE_CANARY if command.side == "source" else TARGET_CANARY
         ranks = []
@@ -118,7 +136,9 @@ class Half:
             link = await self._stack.enter_async_context(kvlink.open_link(config, caches))
             seconds += time.monotonic() - start
             ranks.append(Rank(caches, content, link))
-        self._state = _Opened(command.case, command.side, ranks)
+        self._state = _Opened(case, command.side, command.ranks, ranks, wiring)
+        if self._commons is not None:
+            self._commons.caches[command.side] = [rank.caches for rank in ranks]
         return m.Opened(cards=tuple(rank.link.card for rank in ranks), seconds=seconds)
 
     def _config(self, case: Case) -> kvlink.Config:
@@ -221,8 +241,41 @@ class Half:
         if self._opened.case.flow == "fetch":
             offer = self._offer(command.request, command.source_blocks)
             return link.start_fetch(offer, (command.target_blocks,), deadline_seconds=DEADLINE_SECONDS)
-        ticket = kvlink.Ticket(**self._claim(command.request, "target", command.target_blocks))
-        return link.expect(ticket, self._opened.rosters["source"], deadline_seconds=DEADLINE_SECONDS)
+        ticket = kvlink.Ticket(**self._claim(command.request, "target", ()))
+        return link.expect(
+            ticket, self._opened.rosters["source"], (command.target_blocks,), deadline_seconds=DEADLINE_SECONDS
+        )
+
+    # --- the limit --------------------------------------------------------------------------------------------------
+
+    async def _probe_addresses(self, _command: m.ProbeAddresses) -> m.Addresses:
+        if self._commons is not None:
+            return m.Addresses(addresses=())
+        opened = self._opened
+        server = ProbeServer(opened.case, [rank.caches for rank in opened.ranks])
+        self._stack.callback(server.close)
+        return m.Addresses(addresses=server.addresses())
+
+    async def _probe_connect(self, command: m.ProbeConnect) -> m.Done:
+        opened = self._opened
+        caches = {position: rank.caches for position, rank in zip(opened.positions, opened.ranks, strict=True)}
+        prober: Prober = (
+            LocalProber(self._commons.caches["source"], self._commons.caches["target"])
+            if self._commons is not None
+            else UcxProber(opened.case, opened.wiring.legs, caches, command.source)
+        )
+        self._stack.callback(prober.close)
+        opened.prober = prober
+        return m.Done()
+
+    async def _probe(self, command: m.Probe) -> m.Probed:
+        opened = self._opened
+        if opened.prober is None:
+            raise ClosedError("the worker was told to probe before it was told to connect its probes")
+        tokens = opened.case.prompts[command.request]
+        plans = opened.wiring.plans(tokens, command.source_blocks, command.target_blocks)
+        own = [(leg, plan) for leg, plan in plans if leg.target in opened.positions]
+        return m.Probed(seconds=await opened.prober.move(own))
 
     async def _abandon(self, command: m.Abandon) -> m.Done:
         opened = self._opened

@@ -25,54 +25,55 @@ class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Base of what the conductor says."""
 
 
-class Open(Command):
-    """Allocate the pools and open the links of ``ranks`` (positions in the side's rank order). Answer: `Opened`."""
+class Open(Command, frozen=True):
+    """Allocate the pools and open the links of ``ranks``, positions in the side's rank order. Answer: `Opened`.
+
+    ``num_blocks`` are both sides', since a raw move is planned without the links.
+    """
 
     case: Case
     side: SideName
     ranks: tuple[int, ...]
-    num_blocks: int
+    num_blocks: dict[SideName, int]
     incarnation: str
-    host: str
-    secret: str | None
 
 
-class Meet(Command):
+class Meet(Command, frozen=True):
     """The cards of all ranks of both sides, in rank order. Answer: `Done`."""
 
     source: tuple[Card, ...]
     target: tuple[Card, ...]
 
 
-class Prepare(Command):
+class Prepare(Command, frozen=True):
     """Source: write the prompt's KV. Target: check that the blocks hold the canary. Answer: `Checked`."""
 
     request: int
     blocks: Blocks
 
 
-class Begin(Command):
+class Begin(Command, frozen=True):
     """A timed window starts. Answer: `Done`."""
 
 
-class End(Command):
+class End(Command, frozen=True):
     """The timed window ends. Answer: `Spent`."""
 
 
-class Provide(Command):
+class Provide(Command, frozen=True):
     """Source: publish (fetch), or announce, make ready and seal (push). Answer: `Done`."""
 
     request: int
     blocks: Blocks
 
 
-class Settle(Command):
+class Settle(Command, frozen=True):
     """Source: wait for the end of the request's parts; its blocks are free then. Answer: `Settled`."""
 
     request: int
 
 
-class Move(Command):
+class Move(Command, frozen=True):
     """Target: fetch, or expect; until installed on every rank of this worker. Answer: `Moved`."""
 
     request: int
@@ -80,42 +81,42 @@ class Move(Command):
     target_blocks: Blocks
 
 
-class Abandon(Command):
+class Abandon(Command, frozen=True):
     """Either side: cancel the request's parts. Answer: `Done`."""
 
     request: int
     why: str
 
 
-class Verify(Command):
+class Verify(Command, frozen=True):
     """Target: compare every byte of the blocks with the reference. Answer: `Checked`."""
 
     request: int
     blocks: Blocks
 
 
-class Wipe(Command):
+class Wipe(Command, frozen=True):
     """Give the request's blocks back: release its parts and set the blocks to the canary. Answer: `Done`."""
 
     request: int
     blocks: Blocks
 
 
-class Sweep(Command):
+class Sweep(Command, frozen=True):
     """Check that every byte of every region holds the canary, once all requests are wiped. Answer: `Checked`."""
 
 
-class ProbeAddresses(Command):
+class ProbeAddresses(Command, frozen=True):
     """Source: what a raw probe needs to read this worker's ranks. Answer: `Addresses`."""
 
 
-class ProbeConnect(Command):
+class ProbeConnect(Command, frozen=True):
     """Target: connect the raw probes of this worker's ranks to the source's, in rank order. Answer: `Done`."""
 
     source: tuple[Card, ...]
 
 
-class Probe(Command):
+class Probe(Command, frozen=True):
     """Target: move the request's bytes bare. Answer: `Probed`."""
 
     request: int
@@ -123,7 +124,7 @@ class Probe(Command):
     target_blocks: Blocks
 
 
-class Close(Command):
+class Close(Command, frozen=True):
     """Close the links. ``verified``: how the bench ended. Answer: `Done`, after which the worker ends."""
 
     verified: bool
@@ -133,11 +134,11 @@ class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Base of what a worker answers."""
 
 
-class Done(Reply):
+class Done(Reply, frozen=True):
     """It was done."""
 
 
-class Opened(Reply):
+class Opened(Reply, frozen=True):
     """The links are open: one card a rank, what UCX was loaded, and how long pools and registration took."""
 
     cards: tuple[Card, ...]
@@ -147,19 +148,19 @@ class Opened(Reply):
     ucx_transports: str | None = None
 
 
-class Checked(Reply):
+class Checked(Reply, frozen=True):
     """``fault`` names the first byte found wrong; ``None``: every byte is right."""
 
     fault: str | None
 
 
-class Spent(Reply):
+class Spent(Reply, frozen=True):
     """CPU time of the worker's process since `Begin`, user and system."""
 
     cpu_seconds: float
 
 
-class Settled(Reply):
+class Settled(Reply, frozen=True):
     """How the source's parts of a request ended; ``error`` is the first that failed."""
 
     error: ErrorInfo | None
@@ -178,7 +179,7 @@ class RankMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     phases: dict[str, float]
 
 
-class Moved(Reply):
+class Moved(Reply, frozen=True):
     """From the first verb called to the last rank installed, on the host's monotonic clock."""
 
     start_seconds: float
@@ -187,17 +188,16 @@ class Moved(Reply):
     error: ErrorInfo | None
 
 
-class Addresses(Reply):
+class Addresses(Reply, frozen=True):
     """One address a rank."""
 
     addresses: tuple[Card, ...]
 
 
-class Probed(Reply):
-    """From the first raw get posted to the last one landed on any rank of this worker."""
+class Probed(Reply, frozen=True):
+    """Of the slowest rank of this worker: from its first byte asked for to its last one landed."""
 
-    start_seconds: float
-    end_seconds: float
+    seconds: float
 
 
 AnyCommand = (

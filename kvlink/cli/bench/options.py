@@ -158,8 +158,9 @@ def _side(arguments: argparse.Namespace, name: str) -> Side:
 
 def _prompts(arguments: argparse.Namespace) -> tuple[int, ...]:
     if arguments.trace is None:
-        return (arguments.tokens,) * arguments.requests
-    lengths = tuple(itertools.islice(_trace_lengths(arguments.trace), arguments.requests))
+        tokens: int = arguments.tokens
+        return tuple([tokens] * arguments.requests)
+    lengths: tuple[int, ...] = tuple(itertools.islice(_trace_lengths(arguments.trace), arguments.requests))
     if not lengths:
         msg = f"--trace {arguments.trace} holds no request"
         raise ConfigError(msg)

@@ -21,7 +21,7 @@ class Span:
     end_seconds: float
 
     @classmethod
-    def over(cls, spans: Sequence[m.Moved] | Sequence[m.Probed] | Sequence[Span]) -> Span:
+    def over(cls, spans: Sequence[m.Moved] | Sequence[Span]) -> Span:
         """From the first start to the last end."""
         return cls(
             start_seconds=min(span.start_seconds for span in spans), end_seconds=max(span.end_seconds for span in spans)

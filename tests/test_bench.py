@@ -1,0 +1,144 @@
+"""The command itself, small: two processes over UCX, one over loopback, both flows, reshaped, verified."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+SMALL = [
+    "--layers", "2", "--kv-heads", "4", "--head-dim", "16", "--tokens", "300", "--requests", "3", "--json", "-",
+]  # fmt: skip
+RESHAPED = [
+    "--source-tp", "2", "--target-tp", "4", "--source-block-size", "16", "--target-block-size", "64",
+    "--source-layout", "nhd", "--target-layout", "hnd",
+]  # fmt: skip
+REVERSED = [
+    "--source-tp", "4", "--target-tp", "2", "--source-block-size", "64", "--target-block-size", "16",
+    "--source-layout", "hnd", "--target-layout", "nhd",
+]  # fmt: skip
+
+
+async def bench(*flags: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "kvlink.cli", "bench", *flags,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+
+
+async def finished(*flags: str) -> dict:
+    process = await bench(*flags)
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, err.decode()
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("transport", ["ucx", "loopback"])
+@pytest.mark.parametrize("flow", ["fetch", "push"])
+@pytest.mark.parametrize("shape", [RESHAPED, REVERSED], ids=["2-to-4", "4-to-2"])
+async def test_every_byte_crosses_and_is_verified(transport, flow, shape):
+    report = await finished(*SMALL, *shape, "--transport", transport, "--flow", flow)
+    assert report["verified"] is True
+    assert report["requests"] == {"completed": 3, "failed": 0, "retried": 0}
+    assert report["case"]["transport"] == transport
+    assert report["bytes_per_request"] == 300 * 2 * 2 * 4 * 16 * 2
+    assert report["limit"]["name"] == {"ucx": "ucx_get", "loopback": "memcpy"}[transport]
+    assert report["throughput_gb_s"]["min"] > 0
+    assert 0 < report["fraction_of_limit"] < 10
+    assert (report["environment"]["ucx_version"] is not None) == (transport == "ucx")
+
+
+async def test_a_trace_in_many_processes_with_stages_and_requests_in_flight(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps({"input_length": n}) + "\n" for n in (70, 1, 64, 333, 5, 128)))
+    report = await finished(
+        *SMALL[:-4], "--json", "-", "--trace", str(trace), "--process-per-rank", "--source-pp", "2",
+        "--source-tp", "1", "--target-tp", "2", "--concurrency", "3", "--target-layout", "fused", "--integrity", "off",
+    )  # fmt: skip
+    assert report["verified"] is True
+    assert report["requests"]["completed"] == 6
+    assert report["case"]["tokens"] == (70 + 1 + 64 + 333 + 5 + 128) // 6
+    assert report["limit"] is None
+    assert report["fraction_of_limit"] is None
+
+
+async def test_the_table_and_the_file_tell_of_the_same_run(tmp_path):
+    path = tmp_path / "bench.json"
+    process = await bench(*SMALL[:-1], str(path), "--transport", "loopback", "--no-limit-check")
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, err.decode()
+    assert "every byte of every target cache" in out.decode()
+    assert json.loads(path.read_text())["verified"] is True
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+async def test_no_process_is_left_whatever_ends_the_command(how):
+    process = await bench(*SMALL, "--requests", "100000")
+    workers: set[int] = set()
+    for _ in range(400):
+        workers = {pid for pid in children_of(process.pid) if "bench.worker" in command_of(pid)}
+        if len(workers) == 2:
+            break
+        await asyncio.sleep(0.02)
+    assert len(workers) == 2
+    process.send_signal(how)
+    await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode != 0
+    for _ in range(500):
+        if not any("bench.worker" in command_of(pid) for pid in workers):
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail(f"workers {workers} are left")
+
+
+async def test_a_worker_killed_in_mid_run_ends_the_command_with_code_1_and_its_name():
+    process = await bench(*SMALL, "--requests", "100000")
+    for _ in range(400):
+        workers = [pid for pid in children_of(process.pid) if "bench.worker" in command_of(pid)]
+        if len(workers) == 2:
+            break
+        await asyncio.sleep(0.02)
+    import os
+
+    os.kill(workers[0], signal.SIGKILL)
+    _, err = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 1
+    assert b"process 0 was killed by signal 9" in err
+
+
+async def test_two_halves_that_meet_over_tcp(monkeypatch, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("sixteen bytes at the least")
+    monkeypatch.setenv("KVLINK_SECRET_FILE", str(secret))
+    serving = await bench("--serve", "127.0.0.1:0")
+    said = (await asyncio.wait_for(serving.stderr.readline(), 30)).decode()
+    port = said.split(" port ")[1].split(":")[0]
+    report = await finished(*SMALL, "--connect", f"127.0.0.1:{port}")
+    assert report["verified"] is True
+    await asyncio.wait_for(serving.communicate(), 30)
+    assert serving.returncode == 0
+
+
+async def test_an_ucx_that_is_not_there_ends_with_code_3():
+    process = await bench(*SMALL, "--ucx-origin", "/nonexistent/libucp.so.0")
+    _, err = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 3
+    assert len(err.decode().splitlines()) == 1
+
+
+def children_of(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
