@@ -32,8 +32,12 @@ from kvlink.link import handshake
 from kvlink.link.control import connect
 from kvlink.link.handshake import DialerHandshake, ListenerHandshake
 from kvlink.link.listener import Listener
+from kvlink.link.sockets import dial
 from kvlink.wire import Ack, Address, Expect, Goodbye, Installed, TransportCard, WireKey
 from kvlink.wire.opening import Purpose
+
+# A socket or transport that was not closed is an error here, not a warning.
+pytestmark = pytest.mark.filterwarnings("error")
 
 NONCES = (b"a" * limits.NONCE_BYTES, b"b" * limits.NONCE_BYTES)
 
@@ -468,6 +472,36 @@ async def test_cancelling_anywhere_in_connecting_leaves_no_socket_and_no_task():
         inside = len(os.listdir("/proc/self/fd"))
         assert inside <= before + 1, "more than the listener is open"
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_cancelling_a_connect_that_hangs_closes_its_socket():
+    with socket.socket() as full, contextlib.ExitStack() as fillers:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(3):  # the kernel drops what does not fit, so that a connect hangs
+            filler = fillers.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+        task = asyncio.create_task(dial(Address(host="127.0.0.1", port=full.getsockname()[1])))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gc.collect()
+
+
+async def test_a_handshake_cancelled_before_it_began_closes_its_socket():
+    async with serving() as served:
+        loop = asyncio.get_running_loop()
+        near = socket.socket()
+        near.setblocking(False)
+        await loop.sock_connect(near, (served.listener.address.host, served.listener.address.port))
+        async with asyncio.TaskGroup() as group:
+            served.listener._accept(group, served.take)
+            next(iter(served.listener._unproven)).cancel()
+        assert await asyncio.wait_for(loop.sock_recv(near, 1), 5) == b""
+        near.close()
+        gc.collect()
 
 
 async def test_ending_the_service_ends_its_handshakes_and_keeps_its_connections():
