@@ -72,6 +72,8 @@ CHANNEL_KEY_SECONDS: Final = 30.0
 """How long the one-time key of a channel is good for, from the control connection's handshake."""
 MAX_QUEUED_MESSAGES: Final = 1024
 """Received and not yet taken messages of one connection, beyond which its socket is no longer read."""
+MAX_QUEUED_BYTES: Final = 16 * 1024 * 1024
+"""Their bytes on the wire, with the same effect."""
 MAX_SEND_QUEUE_BYTES: Final = 32 * 1024 * 1024
 """Unsent bytes of one connection, beyond which the peer is held to be lost."""
 LISTEN_BACKLOG: Final = 128
@@ -105,22 +107,33 @@ PARK_SECONDS: Final = 10.0
 MAX_PARKED_ASKS: Final = 1024
 CUT_OFF_GRACE_SECONDS: Final = 0.5
 """Wait for outstanding gets before the endpoint is closed by force."""
-RENEWAL_LINGER_SECONDS: Final = 5.0
-"""How long a target goes on renewing the lease of a read that ended well: its commit may wait for a busy interpreter."""
+RENEWAL_LINGER_SECONDS: Final = 600.0
+"""How long at most a target goes on renewing the lease of a read that ended well. The link ends it at the commit or at
+the failure; until then its commit may wait for a busy interpreter, or for a slower leg of the same part."""
 CLAIM_TTL_SECONDS: Final = 60.0
 CLOSE_TIMEOUT_SECONDS: Final = 3.0
+REDIAL_SECONDS: Final = 2.0
+"""How long a lost connection is redialled before the machines hear of a lost peer."""
+REDIAL_PAUSE_SECONDS: Final = 0.1
+BUSY_HINT_SECONDS: Final = 0.1
+"""What a busy source suggests to wait."""
+MAX_ATTEMPT_SECONDS: Final = 600.0
+"""Longest deadline of a transfer: a source lends its blocks no longer, whatever its target says."""
 RETRY_HORIZON_SECONDS: Final = 600.0
 MAX_LEDGER_ENTRIES: Final = 65_536
 
 assert LEAF_BYTES * MAX_CHUNK_LEAVES <= 64 * 1024 * 1024
 assert DEFAULT_CHUNK_LEAVES <= MAX_CHUNK_LEAVES
-assert HEARTBEAT_SECONDS * 3 <= min(PEER_LOST_SECONDS, LEASE_SECONDS), "two lost heartbeats must not end a lease"
+assert min(PEER_LOST_SECONDS, LEASE_SECONDS) >= HEARTBEAT_SECONDS * 3, "two lost heartbeats must not end a lease"
 assert PEER_LOST_SECONDS < 3.0, "a stopped peer is noticed within 3 s"
-assert MAX_CLAIM_BYTES < MAX_FRAME_BYTES
+assert MAX_CARD_BYTES < MAX_CLAIM_BYTES < MAX_FRAME_BYTES <= MAX_QUEUED_BYTES <= MAX_SEND_QUEUE_BYTES
+assert MAX_UNAUTHENTICATED_FRAME_BYTES < MAX_CARD_BYTES, "a stranger costs less than a peer"
+assert MAX_ECHO_CHARS * 4 < MAX_TEXT_BYTES
 assert REPEAT_SECONDS <= MAX_REPEAT_SECONDS < COMMIT_TTL_SECONDS
 assert COMMIT_TTL_SECONDS + DRIFT_MARGIN_SECONDS < 5.0, "a source whose target dies after the commit ends within 5 s"
 assert PEER_LOST_SECONDS + LOST_HOLD_SECONDS < 5.0, "a source whose target dies while it reads ends within 5 s"
 assert COMMIT_TTL_SECONDS + DRIFT_MARGIN_SECONDS < TELL_SECONDS < RETIRE_SECONDS
+assert RENEWAL_LINGER_SECONDS >= MAX_ATTEMPT_SECONDS, "a fast leg waits for its siblings with its lease held"
 assert RENEWAL_LINGER_SECONDS > COMMIT_TTL_SECONDS, "a commit in time never finds its lease lapsed"
 assert CLAIM_TTL_SECONDS < RETRY_HORIZON_SECONDS, "a claim that the ledger has forgotten has run out by itself"
 assert MAX_OFFSET_BYTES * 4 < 1 << 63

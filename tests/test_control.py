@@ -182,6 +182,19 @@ async def test_a_full_inbox_stops_the_reading_and_loses_nothing():
         assert [(await accepted.receive()).attempt for _ in range(total)] == list(range(1, total + 1))
 
 
+async def test_an_inbox_is_bounded_in_bytes_too():
+    async with serving() as served:
+        dialled, accepted = await served.pair()
+        tickets = [bytes([i]) * limits.MAX_CLAIM_BYTES for i in range(28)]
+        for ticket in tickets:
+            dialled.send(Expect(ticket=ticket))
+        await soon(lambda: accepted._inbox_bytes >= limits.MAX_QUEUED_BYTES)
+        await asyncio.sleep(0.02)
+        assert accepted._inbox_bytes < limits.MAX_QUEUED_BYTES + 2 * limits.MAX_CLAIM_BYTES
+        assert [(await accepted.receive()).ticket for _ in tickets] == tickets
+        assert accepted._inbox_bytes == 0
+
+
 async def test_a_peer_that_does_not_read_is_lost_not_queued_for_without_bound():
     async with serving() as served:
         dialled, accepted = await served.pair()

@@ -88,7 +88,8 @@ class ControlConnection:
         self.peer = "a peer not introduced yet" if dialled is None else str(dialled)
         self.closed = asyncio.Event()
         self.error: KVLinkError | None = None
-        self._inbox: deque[AnyMessage] = deque()
+        self._inbox: deque[tuple[AnyMessage, int]] = deque()
+        self._inbox_bytes = 0
         self._arrived = asyncio.Event()
         self._channel: socket.socket | None = None
         self._channel_arrived = asyncio.Event()
@@ -147,8 +148,9 @@ class ControlConnection:
                 raise self.error
             self._arrived.clear()
             await self._arrived.wait()
-        message = self._inbox.popleft()
-        if len(self._inbox) <= limits.MAX_QUEUED_MESSAGES // 2:
+        message, size_bytes = self._inbox.popleft()
+        self._inbox_bytes -= size_bytes
+        if self._has_room(limits.MAX_QUEUED_MESSAGES // 2, limits.MAX_QUEUED_BYTES // 2):
             self._frames.resume()
         return message
 
@@ -205,11 +207,12 @@ class ControlConnection:
         if self._end(error):
             self._frames.abort()
 
-    def arrived(self, message: AnyMessage) -> bool:
+    def arrived(self, message: AnyMessage, size_bytes: int) -> bool:
         """The frames' call: put ``message`` into the inbox; whether there is room for more."""
-        self._inbox.append(message)
+        self._inbox.append((message, size_bytes))
+        self._inbox_bytes += size_bytes
         self._arrived.set()
-        return len(self._inbox) < limits.MAX_QUEUED_MESSAGES
+        return self._has_room(limits.MAX_QUEUED_MESSAGES, limits.MAX_QUEUED_BYTES)
 
     def lost(self, how: str) -> None:
         """The frames' call: the socket is closed."""
@@ -224,6 +227,9 @@ class ControlConnection:
         key, session_id = self.session.channel_key, self.session.session_id
         sock, _ = await _dial_and_prove(address, key, Purpose.CHANNEL, session_id)
         return sock
+
+    def _has_room(self, messages: int, size_bytes: int) -> bool:
+        return len(self._inbox) < messages and self._inbox_bytes < size_bytes
 
     def _end(self, error: KVLinkError) -> bool:
         if self.error is not None:
@@ -290,8 +296,8 @@ class _Frames(asyncio.Protocol):
         try:
             while self._reading and (end := self._frame_end(start)) is not None:
                 message = decode(bytes(memoryview(self._buffer)[start + HEADER.size : end]))
-                start = end
-                if not self._connection.arrived(message):
+                size_bytes, start = end - start, end
+                if not self._connection.arrived(message, size_bytes):
                     self._pause()
         except KVLinkError as error:
             log.debug("closing the control connection to %s: %s", self._connection.peer, error)
