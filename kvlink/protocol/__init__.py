@@ -7,7 +7,7 @@ No I/O, no clock, no randomness: ids, time and verdicts come in with events, dee
 from __future__ import annotations
 
 from kvlink.protocol import source, target
-from kvlink.protocol.ledger import Fresh, Join, Ledger, Recorded, Refuse, content_digest
+from kvlink.protocol.ledger import Fresh, Join, Ledger, Recorded, Refuse
 from kvlink.protocol.parking import ParkingLot
 from kvlink.protocol.source import answer_unknown
 from kvlink.protocol.source_leg import LeaseLapsed, PreparedArrived
@@ -105,7 +105,6 @@ __all__ = [
     "Unpark",
     "Withdraw",
     "answer_unknown",
-    "content_digest",
     "ended_error",
     "error_info",
     "fail",

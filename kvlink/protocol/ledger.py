@@ -3,40 +3,20 @@
 A target keeps one for its fetches: a repeated request joins the live one, or gets the recorded outcome while its
 blocks are reserved (G1, G3); once they are released it is a new request (G5). A source keeps one for its holds: it
 answers asks for parts that are gone, and remembers what must not be published again.
+
+Content is compared while a request is live or its outcome stands. Nothing of a request that failed, or was released,
+is left to be confused with: a retry may come with freshly computed blocks, so with another descriptor.
 """
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-import msgspec
-
 from kvlink import errors, limits, wire
-from kvlink.descriptor import KVDescriptor
 from kvlink.protocol.vocabulary import End, error_info
 
 Live = TypeVar("Live")
-
-
-def content_digest(descriptor: KVDescriptor) -> str:
-    """16 hex digits over what a retry of the same request must not change.
-
-    Source blocks, the first token still missing, deadline, priority and trace id may differ between retries.
-    """
-    facts = descriptor.facts
-    content = (
-        descriptor.request_id,
-        descriptor.tokens,
-        descriptor.identity_fingerprint,
-        facts.prompt_digest,
-        facts.adapter,
-        facts.adapter_revision,
-        facts.tenant,
-        facts.opaque,
-    )
-    return hashlib.blake2b(msgspec.msgpack.encode(content), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +74,7 @@ class Ledger(Generic[Live]):
         return len(self._entries)
 
     def look(self, key: str, digest: str | None, now: float) -> Fresh | Join[Live] | Recorded | Refuse:
-        """What a request for ``key`` with this content is. ``None``: the content is not known yet.
+        """What a request for ``key`` is, by `kvlink.descriptor.descriptor_digest` (``None``: not known yet).
 
         Changes nothing but to forget what is past the horizon.
         """
@@ -105,12 +85,12 @@ class Ledger(Generic[Live]):
                 return Fresh()
             text = f"the ledger is full: {self._limit} requests are live or remembered"
             return Refuse(error_info(errors.BusyError, text))
+        if entry.live is None and not entry.standing:
+            return Fresh()
         if digest is not None and entry.digest is not None and digest != entry.digest:
             text = f"request {key} was here with content {entry.digest}, and came again with {digest}"
             return Refuse(error_info(errors.ConflictError, text))
-        if entry.live is not None:
-            return Join(entry.live)
-        return entry.outcome if entry.standing and entry.outcome is not None else Fresh()
+        return Join(entry.live) if entry.live is not None else entry.outcome or Fresh()
 
     def begin(self, key: str, digest: str | None, live: Live) -> None:
         """Record a live request. Only after `look` said `Fresh`."""

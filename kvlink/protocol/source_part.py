@@ -43,7 +43,7 @@ class AskArrived(Value, frozen=True, kw_only=True):
         peer: whose connection carried it: the target rank's incarnation.
         engine: the target engine's incarnation, which all its ranks share.
         attempt: ids of one incarnation only rise.
-        digest: `content_digest` of its descriptor.
+        digest: `descriptor_digest` of its descriptor.
         readers: how many target ranks will read this source rank.
         refusal: why admission or the descriptor's check refuses it, or ``None``. Ignored for a repeated ask.
     """
@@ -57,7 +57,7 @@ class AskArrived(Value, frozen=True, kw_only=True):
 
 
 class Seal(Value, frozen=True):
-    """The KV is complete. ``digest`` is `content_digest` of the descriptor."""
+    """The KV is complete. ``digest`` is `descriptor_digest` of the descriptor."""
 
     digest: str
 
@@ -118,7 +118,7 @@ class SourcePart(Value, frozen=True, kw_only=True):
         ttl_seconds: how long an unasked hold lasts; `Seal` and `RenewHold` start it anew.
         deadline_seconds: how long one attempt may take on the target.
         hold_until: when the hold ends if no leg is leased or committed by then.
-        digest: `content_digest` of its descriptor, once sealed.
+        digest: `descriptor_digest` of its descriptor, once sealed.
         phase: where it stands.
         readers: target ranks that will read it, as the first of them said.
         legs: the latest attempt per target rank, all of one engine.

@@ -184,7 +184,9 @@ def next_timer(part: TargetPart) -> float | None:
 def _tell_legs(part: TargetPart, event: TargetEvent, at: Moment) -> Change:
     """Put an event to the legs it is about."""
     match event:
-        case Received(peer=peer, message=message) if type(message) in TARGET_LEG[LegPhase.ASKING]:
+        case Received(peer=peer, message=wire.Lease() | wire.Parked() | wire.Refused() | wire.Revoked() as message):
+            return _each(part, message, at, lambda leg: leg.peer == peer and leg.attempt == message.attempt)
+        case Received(peer=peer, message=wire.Commit() | wire.Ack() as message):
             return _each(part, message, at, lambda leg: leg.peer == peer and leg.attempt == message.attempt)
         case ReadEnded() | CutOffDone():
             return _each(part, event, at, lambda leg: leg.attempt == event.attempt)

@@ -109,14 +109,12 @@ class Repeat(Value, frozen=True):
 class Received(Value, frozen=True):
     """A control message that needs no verdict, from the peer whose connection carried it.
 
-    A message about a leg of another peer, or about no leg, is inert: an authenticated peer can end only its own.
+    A message about a leg of another peer, about no leg, or of a kind that is not for this machine is inert: an
+    authenticated peer can end only its own.
     """
 
     peer: str
-    message: (
-        wire.Lease | wire.Parked | wire.Refused | wire.Commit | wire.Revoked | wire.Ack | wire.Installed
-        | wire.NotInstalled
-    )  # fmt: skip
+    message: wire.AnyMessage
 
 
 class PeerLost(Value, frozen=True):
@@ -148,7 +146,7 @@ class Send(Value, frozen=True):
     """Send this message; if there is no connection, drop it (what must arrive is repeated)."""
 
     peer: str
-    message: wire.Message
+    message: wire.AnyMessage
 
 
 class SendAsk(Value, frozen=True):

@@ -1,0 +1,202 @@
+"""What the explorer's world is made of: ranks, blocks with a memory, leases, packets in flight.
+
+All but the machines is a model with as little as shows a fault: a read that ran while its source blocks were freed
+is *dirty*, whatever the transport says of it; a packet is in flight once or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from kvlink import protocol
+from kvlink.protocol import End, SourcePart, TargetPart, source, target
+
+KEY = "request"
+DIGEST = "digest"
+FAST = protocol.Timing(
+    commit_ttl_seconds=4.0,
+    drift_margin_seconds=1.0,
+    repeat_seconds=3.0,
+    max_repeat_seconds=6.0,
+    park_seconds=4.0,
+    tell_seconds=7.0,
+    retry_hold_seconds=4.0,
+    lost_hold_seconds=2.0,
+    retire_seconds=12.0,
+)
+"""Few repeats, so few states; the relations between the clocks are those of the defaults."""
+UNREPEATED = replace(FAST, repeat_seconds=100.0, max_repeat_seconds=100.0)
+"""For scenarios that lose nothing, where a repeat is one more copy of a message and many more states."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What may happen.
+
+    Attributes:
+        sources: source ranks; every target rank reads them all.
+        readers: target ranks of the first engine.
+        faults: how many of the faults below may happen.
+        kinds: which of ``lose duplicate fail lapse cancel crash silence elsewhere`` may happen. *elsewhere*: the
+            gateway turns to another engine with the same offer, without a word to the first.
+        fetches: how often one target rank may fetch, each time after the last one failed.
+        push: the target delivers a ticket, the source announces; else the target just asks.
+        sealed: the prefill is done when the first ask can come.
+        step_source, step_target: the machines; others are put here to see that the checks see.
+    """
+
+    sources: int = 1
+    readers: int = 1
+    faults: int = 1
+    kinds: frozenset[str] = frozenset({"lose", "duplicate", "fail", "lapse", "cancel", "crash", "silence", "elsewhere"})
+    fetches: int = 1
+    push: bool = False
+    sealed: bool = True
+    timing: protocol.Timing = FAST
+    deadline_seconds: float = 8.0
+    ttl_seconds: float = 8.0
+    step_source: Callable[[SourcePart, Any, float], tuple[SourcePart, tuple[Any, ...]]] = source.step
+    step_target: Callable[[TargetPart, Any, float], tuple[TargetPart, tuple[Any, ...]]] = target.step
+
+
+class Asked(NamedTuple):
+    """`wire.Ask`, less what the model does not need."""
+
+    attempt: int
+
+
+class Announced(NamedTuple):
+    """`wire.Announce`."""
+
+
+class Expected(NamedTuple):
+    """`wire.Expect`."""
+
+
+class Packet(NamedTuple):
+    """A message in flight."""
+
+    sender: str
+    receiver: str
+    message: Any
+
+
+class Fetch(NamedTuple):
+    """One target part, and what the world knows of it."""
+
+    began: float
+    part: TargetPart | None
+    attempts: frozenset[int]
+    reading: frozenset[int] = frozenset()
+    cutting: frozenset[int] = frozenset()
+    landed: frozenset[int] = frozenset()
+    dirty: frozenset[int] = frozenset()
+    blocks: str = "reserved"
+    end: End | None = None
+
+
+class Target(NamedTuple):
+    """A target rank's incarnation."""
+
+    peer: str
+    engine: str
+    alive: bool = True
+    proven_dead: bool = False
+    fetches: tuple[Fetch, ...] = ()
+
+
+class Source(NamedTuple):
+    """A source rank."""
+
+    peer: str
+    part: SourcePart | None
+    leases: frozenset[tuple[str, int]] = frozenset()
+    parked: tuple[tuple[str, int], ...] = ()
+    freed: bool = False
+    end: End | None = None
+    alive: bool = True
+
+
+class World(NamedTuple):
+    """One state of everything.
+
+    Attributes:
+        now: both sides' clock.
+        faults: how many may still happen.
+        packets: in flight.
+        notices: ``(who, event)``: what a rank will come to know without a message.
+        sources: the source ranks.
+        targets: the target ranks' incarnations.
+        readers: how many must install for the sources to be done.
+        wrong: the first broken invariant.
+    """
+
+    now: float
+    faults: int
+    packets: frozenset[Packet]
+    notices: frozenset[tuple[str, Any]]
+    sources: tuple[Source, ...]
+    targets: tuple[Target, ...]
+    readers: int = 1
+    wrong: str | None = None
+
+
+def put_target(world: World, index: int, rank: Target) -> World:
+    """One target rank replaced."""
+    return world._replace(targets=(*world.targets[:index], rank, *world.targets[index + 1 :]))
+
+
+def put_fetch(world: World, index: int, number: int, fetch: Fetch) -> World:
+    """One target part replaced."""
+    rank = world.targets[index]
+    fetches = (*rank.fetches[:number], fetch, *rank.fetches[number + 1 :])
+    return put_target(world, index, rank._replace(fetches=fetches))
+
+
+def put_source(world: World, index: int, held: Source) -> World:
+    """One source rank replaced."""
+    return world._replace(sources=(*world.sources[:index], held, *world.sources[index + 1 :]))
+
+
+def soil(world: World, peer: str) -> World:
+    """The blocks of ``peer`` get other content: what is being read from them is not what it was."""
+    number = [held.peer for held in world.sources].index(peer)
+    for index, rank in enumerate(world.targets):
+        for place, fetch in enumerate(rank.fetches):
+            soiled = {attempt for attempt in fetch.reading if attempt % 10 == number}
+            world = put_fetch(world, index, place, fetch._replace(dirty=fetch.dirty | soiled))
+    return world
+
+
+def canonical(world: World) -> World:
+    """Drop what can make no difference any more, so that states that differ in nothing else are one."""
+    alive = {held.peer for held in world.sources if held.alive}
+    alive |= {rank.peer for rank in world.targets if rank.alive and _listening(rank)}
+    targets = tuple(
+        rank._replace(fetches=tuple(_settled(fetch, alive=rank.alive) for fetch in rank.fetches))
+        for rank in world.targets
+    )
+    proofs = {notice for notice in world.notices if isinstance(notice[1], protocol.PeerDead)}
+    return world._replace(
+        packets=frozenset(packet for packet in world.packets if packet.receiver in alive),
+        notices=frozenset(notice for notice in world.notices if notice[0] in alive or notice in proofs),
+        targets=targets,
+    )
+
+
+def _listening(rank: Target) -> bool:
+    return not rank.fetches or any(fetch.part is not None for fetch in rank.fetches)
+
+
+def _settled(fetch: Fetch, *, alive: bool) -> Fetch:
+    if alive and fetch.end is None:
+        return fetch
+    part = fetch.part
+    if part is not None:
+        legs = tuple(replace(leg, prepared_at=None, root=None) for leg in part.legs)
+        part = replace(part, deadline_at=0.0, failure=None, legs=legs)
+    return fetch._replace(part=part, began=0.0, landed=frozenset(), dirty=frozenset())
