@@ -106,10 +106,12 @@ class Bridge:
             Part(offer.key),
         )
 
-    def expect(self, ticket: Ticket, source: Roster, *, deadline_seconds: float) -> Part:
+    def expect(
+        self, ticket: Ticket, source: Roster, into: Sequence[Sequence[int]], *, deadline_seconds: float
+    ) -> Part:
         """Target, push: reserve and deliver the ticket. See `kvlink.Link.expect`."""
         return self._submit(
-            lambda link, part: link.expect(ticket, source, deadline_seconds=deadline_seconds, part=part),
+            lambda link, part: link.expect(ticket, source, into, deadline_seconds=deadline_seconds, part=part),
             Part(ticket.key, ticket=ticket),
         )
 

@@ -37,6 +37,7 @@ class Machine(Generic[State, Event]):
         self._loop = asyncio.get_running_loop()
         self._events: deque[Event | Tick] = deque()
         self._stepping = False
+        self._stopped = False
         self._timer: asyncio.TimerHandle | None = None
 
     def feed(self, event: Event) -> None:
@@ -56,12 +57,13 @@ class Machine(Generic[State, Event]):
 
     def stop(self) -> None:
         """Take no more events, and stop the timer."""
-        self._stepping = True
+        self._stopped = True
+        self._events.clear()
         if self._timer is not None:
             self._timer.cancel()
 
     def _run(self) -> None:
-        if self._stepping:
+        if self._stepping or self._stopped:
             return
         self._stepping = True
         try:
@@ -76,6 +78,8 @@ class Machine(Generic[State, Event]):
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._stopped:
+            return
         at = self._next_timer(self.state)
         self._timer = None if at is None else self._loop.call_at(at, self._tick)
 

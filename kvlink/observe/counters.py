@@ -39,6 +39,11 @@ class Counters:
     peers_lost: int = 0
     messages_late: int = 0
 
+    def ended(self, end: str) -> None:
+        """Count a part by the name of its end."""
+        name = f"parts_{end}"
+        setattr(self, name, getattr(self, name) + 1)
+
     def snapshot(self) -> Mapping[str, int]:
         """The counters by name, as of now."""
         return asdict(self)

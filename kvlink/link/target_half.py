@@ -1,0 +1,587 @@
+"""The target half of a link: it asks, reads, and installs once or not at all.
+
+Everything that decides is in ``kvlink.protocol.target``; here its actions are carried out and what happens is told it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kvlink import limits, protocol
+from kvlink.descriptor import Facts, KVDescriptor, check_descriptor, compare_facts, descriptor_digest
+from kvlink.errors import (
+    CancelledError,
+    ClosedError,
+    ConfigError,
+    ConflictError,
+    ExpiredError,
+    KVLinkError,
+    LayoutError,
+    PeerLostError,
+    PeerRestartedError,
+    TransportError,
+)
+from kvlink.layout import compare_identity, share_of, touched_blocks
+from kvlink.link.machine import Machine
+from kvlink.link.part import Part, State
+from kvlink.link.sessions import Session, Sessions
+from kvlink.link.target_work import LegWork, TargetWork, legs_of, plan_of, read_error, size_mismatch
+from kvlink.memory.ledger import ReservationState
+from kvlink.protocol import End, Failure, TargetPhase
+from kvlink.relayout import zero_uncovered
+from kvlink.transports.base import Completion, Read, TransportFull
+from kvlink.wire import (
+    Ack,
+    Announce,
+    AnyMessage,
+    Commit,
+    Decline,
+    ErrorInfo,
+    Expect,
+    Lease,
+    Parked,
+    Refused,
+    Renew,
+    Revoked,
+    Withdrawn,
+    error_to_info,
+    info_to_error,
+)
+
+if TYPE_CHECKING:
+    from kvlink.layout import Place, RankShare
+    from kvlink.link.rank import LocalRank
+    from kvlink.link.target_work import Uncovered
+    from kvlink.link.tasks import TaskSet
+    from kvlink.memory import BlockLedger
+    from kvlink.observe import Counters
+    from kvlink.protocol import Action, Timing
+    from kvlink.wire import Claim, Offer, Roster, Ticket
+
+_log = logging.getLogger("kvlink.link")
+
+
+class TargetHalf:
+    """All requests whose KV this rank takes in. Used by `kvlink.Link` only."""
+
+    def __init__(
+        self, rank: LocalRank, tasks: TaskSet, blocks: BlockLedger, counters: Counters, timing: Timing
+    ) -> None:
+        self._rank = rank
+        self._tasks = tasks
+        self._blocks = blocks
+        self._counters = counters
+        self._timing = timing
+        self._loop = asyncio.get_running_loop()
+        self._works: dict[str, TargetWork] = {}
+        self._of_attempt: dict[int, TargetWork] = {}
+        self._ledger: protocol.Ledger[TargetWork] = protocol.Ledger()
+        self._waiting_reads: deque[tuple[TargetWork, LegWork]] = deque()
+        self._redialling: set[str] = set()
+        self._places: dict[str, tuple[str, Place]] = {}
+        self._last_attempt = 0
+        self.siblings: Sequence[RankShare] = ()
+        self.sessions = Sessions(
+            rank, tasks, reading=True, on_message=self._on_message, on_up=self._on_up, on_down=self._on_down
+        )
+
+    @property
+    def live(self) -> int:
+        """Parts that have not ended."""
+        return sum(not work.part.state.ended for work in self._works.values())
+
+    # --- verbs --------------------------------------------------------------------------------------------------
+
+    def fetch(  # noqa: PLR0913 - the verb's own arguments
+        self,
+        offer: Offer,
+        into: Sequence[Sequence[int]],
+        *,
+        facts: Facts,
+        first_token: int | None,
+        uncovered: Uncovered,
+        deadline_seconds: float,
+        part: Part,
+    ) -> Part:
+        """Start fetching an offer; see `kvlink.Link.start_fetch`."""
+        self._check_claim(offer, facts)
+        descriptor = offer.descriptor(deadline_seconds)
+        first = offer.first_token if first_token is None else first_token
+        if not offer.first_token <= first <= offer.tokens:
+            raise LayoutError(
+                f"first_token is {first}; the offer has positions [{offer.first_token}, {offer.tokens})",
+                request_id=offer.key,
+            )
+        work = self._new_work(offer, into, part, first, uncovered, deadline_seconds)
+        joined = self._join(work, descriptor_digest(descriptor), offer.tokens)
+        if joined is not None:
+            return joined
+        work.descriptor = descriptor
+        self._tasks.start(self._prepare(work), f"fetch {work.key}")
+        return part
+
+    def expect(
+        self, ticket: Ticket, source: Roster, into: Sequence[Sequence[int]], *, deadline_seconds: float, part: Part
+    ) -> Part:
+        """Start expecting a push; see `kvlink.Link.expect`."""
+        self._check_claim(ticket, Facts())
+        own = self._rank.caches.spec
+        compare_identity(source.identity, own.identity, source_peer=source.engine, target_peer=str(own.place))
+        work = self._new_work(ticket, into, part, ticket.first_token, "leave", deadline_seconds)
+        work.roster = source
+        work.ticket = ticket
+        joined = self._join(work, None, ticket.tokens)
+        if joined is not None:
+            return joined
+        self._tasks.start(self._deliver(work), f"expect {work.key}")
+        return part
+
+    def renew(self, offers: Sequence[Offer]) -> None:
+        """Keep the holds of offers that are queued here."""
+        for offer in offers:
+            for index, ranked in enumerate(offer.roster.ranks):
+                message = Renew(keys=(offer.key,))
+                self._tasks.start(
+                    self._tell(ranked.address, offer.roster.place(index), message), f"renew {offer.key}"
+                )
+
+    def decline(self, offer: Offer, why: str) -> None:
+        """Tell the sources that we would read that we will not."""
+        legs, unread = legs_of(offer.roster, share_of(self._rank.caches.spec), self.siblings)
+        told = Decline(key=offer.key, why=why[: limits.MAX_TEXT_BYTES])
+        for leg in legs:
+            place = offer.roster.place(leg.source_index)
+            self._tasks.start(self._tell(leg.address, place, told), f"decline {offer.key}")
+        self._tell_unread(offer.key, offer.roster, unread)
+
+    def release(self, key: str) -> None:
+        """The engine reuses the blocks of an installed request: its outcome no longer stands. Idempotent."""
+        if self._blocks.state_of(key) is ReservationState.INSTALLED:
+            self._blocks.release(key)
+        self._ledger.release(key, self._loop.time())
+
+    def cancel(self, key: str, why: str) -> None:
+        """End a live part; nothing happens if there is none."""
+        work = self._works.get(key)
+        if work is None:
+            return
+        failure = protocol.fail(End.CANCELLED, CancelledError, f"cancelled by the target: {why}")
+        if work.machine is None:
+            self._end_early(work, failure)
+        else:
+            work.machine.feed(protocol.Cancel(failure))
+
+    # --- before the machine runs ----------------------------------------------------------------------------------
+
+    def _check_claim(self, claim: Claim, facts: Facts) -> None:
+        place = self._rank.caches.spec.place
+        if place.pp_size * place.tp_size > 1 and not self.siblings:
+            raise ConfigError(
+                f"{place} does not know its engine's other ranks, and sources must hear how many ranks will read them; "
+                "call set_siblings with the roster of this engine",
+                request_id=claim.key,
+            )
+        if self._rank.config.secret is not None:
+            claim.verify(self._rank.config.secret)
+        if (mismatch := claim.check(facts, self._rank.caches.spec.identity)) is not None:
+            raise mismatch
+
+    def _new_work(
+        self,
+        claim: Claim,
+        into: Sequence[Sequence[int]],
+        part: Part,
+        first_token: int,
+        uncovered: Uncovered,
+        deadline_seconds: float,
+    ) -> TargetWork:
+        return TargetWork(
+            key=claim.key,
+            part=part,
+            roster=claim.roster,
+            into=tuple(tuple(int(block) for block in blocks) for blocks in into),
+            first_token=first_token,
+            uncovered=uncovered,
+            deadline_seconds=deadline_seconds,
+            started=self._loop.time(),
+        )
+
+    def _written(self, work: TargetWork, tokens: int) -> list[list[int]]:
+        """The blocks that bytes may land in; null blocks and a prefix that is here already are not among them."""
+        groups = self._rank.caches.spec.groups
+        if len(work.into) != len(groups):
+            raise LayoutError(
+                f"{len(work.into)} block lists are given; this rank has {len(groups)} groups: one list a group",
+                request_id=work.key,
+            )
+        return [
+            touched_blocks(group, blocks, work.first_token, tokens, f"target blocks of groups.{group.name}").tolist()
+            for group, blocks in zip(groups, work.into, strict=True)
+        ]
+
+    def _join(self, work: TargetWork, digest: str | None, tokens: int) -> Part | None:
+        """Join the live request of this key, or take its recorded outcome, or begin anew (``None``)."""
+        now = self._loop.time()
+        match self._ledger.look(work.key, digest, now):
+            case protocol.Join(live=live):
+                if live.into != work.into:
+                    raise ConflictError("this request is live here with other target blocks", request_id=work.key)
+                live.part.when_ended(lambda ended: _follow(ended, work.part))
+                return work.part
+            case protocol.Recorded(end=end, error=error):
+                work.part.end(work.result(end, error, integrity=self._rank.config.integrity, now=now))
+                return work.part
+            case protocol.Refuse(error=error):
+                raise info_to_error(error, request_id=work.key)
+            case _:
+                self._blocks.reserve(work.key, self._written(work, tokens))
+                self._ledger.begin(work.key, digest, work)
+                self._works[work.key] = work
+                return None
+
+    async def _prepare(self, work: TargetWork) -> None:
+        """Sessions, plans, then the protocol's first step."""
+        descriptor = work.descriptor
+        if descriptor is None:  # pragma: no cover - set by every caller
+            raise ClosedError("a request was prepared without a descriptor", request_id=work.key)
+        try:
+            legs, unread = legs_of(work.roster, share_of(self._rank.caches.spec), self.siblings)
+            self._tell_unread(work.key, work.roster, unread)
+            sessions = await self._connect(work, legs)
+            if work.part.state.ended:
+                return
+            work.phases["handshake"] = self._loop.time() - work.started
+            self._plan(work, legs, sessions, descriptor)
+        except KVLinkError as error:
+            self._end_early(work, protocol.failure_of(error_to_info(error)))
+        else:
+            self._begin(work, legs)
+
+    async def _connect(self, work: TargetWork, legs: Sequence[LegWork]) -> list[Session]:
+        dials = []
+        for leg in legs:
+            place = work.roster.place(leg.source_index)
+            self._places[leg.peer] = (leg.address, place)
+            dials.append(self.sessions.dial(leg.address, place))
+        return await asyncio.gather(*dials)
+
+    def _plan(
+        self, work: TargetWork, legs: Sequence[LegWork], sessions: Sequence[Session], descriptor: KVDescriptor
+    ) -> None:
+        began = self._loop.time()
+        own = self._rank.caches.spec
+        for leg, session in zip(legs, sessions, strict=True):
+            check_descriptor(descriptor, session.spec)
+            leg.plan = plan_of(leg, session, own, work, descriptor)
+            capabilities = session.pump.transport.capabilities()
+            work.transport, work.transport_reason = capabilities.name, session.reason
+            work.path = capabilities.paths[0]
+            work.path_reason = "the transport's only path" if len(capabilities.paths) == 1 else "the transport's first"
+        work.phases["plan"] = self._loop.time() - began
+
+    def _begin(self, work: TargetWork, legs: Sequence[LegWork]) -> None:
+        now = self._loop.time()
+        for leg in legs:
+            self._last_attempt += 1
+            leg.attempt = self._last_attempt
+            work.legs[leg.attempt] = leg
+            self._of_attempt[leg.attempt] = work
+        self._counters.attempts_started += len(work.legs)
+        state, actions = protocol.target.begin(
+            work.key,
+            [(leg.peer, leg.attempt) for leg in legs],
+            deadline_seconds=work.deadline_seconds,
+            now=now,
+            timing=self._timing,
+        )
+        work.marks["asked"] = now
+        work.machine = Machine(state, protocol.target.step, protocol.target.next_timer, partial(self._act, work))
+        work.machine.start(actions)
+
+    def _end_early(self, work: TargetWork, failure: Failure) -> None:
+        """End a request that never asked: nothing has moved, so there is nothing to cut off."""
+        if not work.part.state.ended:
+            self._blocks.drain(work.key)
+            self._blocks.drained(work.key)
+            self._report(work, failure.end, failure.error)
+            self._works.pop(work.key, None)
+
+    # --- push: until the source announces ---------------------------------------------------------------------------
+
+    async def _deliver(self, work: TargetWork) -> None:
+        """Bring the ticket to every source that we will read, and wait for the first to announce."""
+        try:
+            legs, unread = legs_of(work.roster, share_of(self._rank.caches.spec), self.siblings)
+            self._tell_unread(work.key, work.roster, unread)
+            await self._connect(work, legs)
+        except KVLinkError as error:
+            self._end_early(work, protocol.failure_of(error_to_info(error)))
+            return
+        if work.part.state.ended or work.ticket is None:
+            return
+        for leg in legs:
+            self.sessions.send(leg.peer, Expect(ticket=work.ticket.to_bytes()))
+        work.part.rise(State.READY)
+        self._loop.call_later(work.ticket.ttl_seconds, self._expire_ticket, work)
+
+    def _expire_ticket(self, work: TargetWork) -> None:
+        if work.descriptor is None and work.ticket is not None:
+            text = f"no source announced {work.key} within the ticket's {work.ticket.ttl_seconds:g} s"
+            self._end_early(work, protocol.fail(End.EXPIRED, ExpiredError, text))
+
+    def _announced(self, message: Announce) -> None:
+        work = self._works.get(message.key)
+        if work is None or work.ticket is None:
+            self._counters.messages_late += 1
+            return
+        if work.descriptor is not None:  # another source's announcement: its leg is asked already
+            return
+        try:
+            ticket, descriptor = work.ticket, message.descriptor
+            compare_facts(descriptor.facts, ticket.facts, source_peer=work.roster.engine)
+            if descriptor.tokens > ticket.tokens:
+                raise LayoutError(
+                    f"{descriptor.tokens} tokens are announced; the ticket has room for {ticket.tokens}",
+                    request_id=work.key,
+                )
+        except KVLinkError as error:
+            self._end_early(work, protocol.failure_of(error_to_info(error)))
+            return
+        work.descriptor = descriptor
+        self._ledger.content(work.key, descriptor_digest(descriptor))
+        self._tasks.start(self._prepare(work), f"pushed {work.key}")
+
+    # --- messages and sessions -----------------------------------------------------------------------------------
+
+    def _on_message(self, session: Session, message: AnyMessage) -> None:
+        match message:
+            case Announce():
+                self._announced(message)
+            case Withdrawn(key=key, error=error):
+                work = self._works.get(key)
+                if work is not None and work.machine is None:
+                    self._end_early(work, protocol.failure_of(error))
+            case Lease() | Parked() | Refused() | Commit() | Revoked() | Ack():
+                work = self._of_attempt.get(message.attempt)
+                if work is None or work.machine is None:
+                    self._counters.messages_late += 1
+                    return
+                self._note(work, message)
+                work.machine.feed(protocol.Received(session.peer, message))
+            case _:
+                _log.debug("%s sent %s, which is not a source's to send", session.peer, type(message).__name__)
+
+    def _note(self, work: TargetWork, message: AnyMessage) -> None:
+        """Stamp phases as they pass, for the report only."""
+        now = self._loop.time()
+        match message:
+            case Lease():
+                work.phases["reserve"] = now - work.marks["asked"]
+            case Commit():
+                work.phases["commit"] = now - work.marks.get("landed", now)
+
+    def _on_up(self, session: Session) -> None:
+        self._counters.peers_connected += 1
+        for work in self._works.values():
+            if work.ticket is not None and work.descriptor is None and work.part.state is State.READY:
+                self.sessions.send(session.peer, Expect(ticket=work.ticket.to_bytes()))
+
+    def _on_down(self, session: Session, error: KVLinkError) -> None:
+        self._counters.peers_lost += 1
+        _log.info("the session with %s ended: %s", session.peer, error)
+        if any(self._concerns(work, session.peer) for work in self._works.values()):
+            self._tasks.start(self._redial(session.peer), f"redial {session.peer}")
+
+    def _concerns(self, work: TargetWork, peer: str) -> bool:
+        if work.machine is None:
+            return not work.part.state.ended and work.ticket is not None
+        return any(leg.peer == peer for leg in work.legs.values())
+
+    async def _redial(self, peer: str) -> None:
+        """Within an incarnation a lost connection is redialled, for a bounded time; then the machines are told."""
+        address, place = self._places[peer]
+        deadline = self._loop.time() + limits.REDIAL_SECONDS
+        event: protocol.PeerLost | protocol.PeerDead = protocol.PeerLost(peer)
+        while True:
+            try:
+                await self.sessions.dial(address, place)
+            except PeerRestartedError:
+                event = protocol.PeerDead(peer)
+                break
+            except KVLinkError as error:
+                if not error.retryable or self._loop.time() >= deadline:
+                    break
+                await asyncio.sleep(limits.REDIAL_PAUSE_SECONDS)
+            else:
+                return
+        for work in list(self._works.values()):
+            if work.machine is not None:
+                work.machine.feed(event)
+            elif self._concerns(work, peer) and any(leg == peer for leg in self._peers_of(work)):
+                text = f"{peer} was lost before it announced"
+                kind = PeerRestartedError if isinstance(event, protocol.PeerDead) else PeerLostError
+                self._end_early(work, protocol.fail(End.FAILED, kind, text))
+
+    def _peers_of(self, work: TargetWork) -> list[str]:
+        return [str(work.roster.place(index)) for index in range(len(work.roster.ranks))]
+
+    async def _tell(self, address: str, place: Place, message: AnyMessage) -> None:
+        """Deliver a message that nobody waits for; the source's own clock covers its loss."""
+        try:
+            session = await self.sessions.dial(address, place)
+        except KVLinkError as error:
+            _log.debug("could not tell %s: %s", place, error)
+        else:
+            self.sessions.send(session.peer, message)
+
+    def _tell_unread(self, key: str, roster: Roster, unread: Sequence[int]) -> None:
+        message = Decline(key=key, why="no rank of the target engine reads this replica", unread=True)
+        for index in unread:
+            self._tasks.start(
+                self._tell(roster.ranks[index].address, roster.place(index), message), f"unread {key}"
+            )
+
+    # --- the machine's actions ------------------------------------------------------------------------------------
+
+    def _act(self, work: TargetWork, action: Action) -> None:  # noqa: C901 - one case an action
+        match action:
+            case protocol.Send(peer=peer, message=message):
+                self.sessions.send(peer, message)
+            case protocol.SendAsk(peer=peer, attempt=attempt):
+                if work.descriptor is not None:
+                    integrity = self._integrity(work)
+                    self.sessions.send(peer, work.ask(work.legs[attempt], work.descriptor, integrity=integrity))
+            case protocol.StartRead(attempt=attempt, lease=lease):
+                work.part.rise(State.MOVING)
+                self._start_read(work, work.legs[attempt], lease.total_bytes)
+            case protocol.CutOff(attempt=attempt):
+                work.part.rise(State.DRAINING)
+                self._drain(work)
+                self._cut_off(work, work.legs[attempt])
+            case protocol.StopRenewing(attempt=attempt):
+                self._forget_at_transport(work.legs[attempt])
+            case protocol.Install():
+                self._install(work)
+            case protocol.ReleaseBlocks():
+                self._drain(work)
+                self._blocks.drained(work.key)
+            case protocol.Report(end=end, error=error):
+                self._report(work, end, error)
+            case _:
+                raise AssertionError(f"a target machine does not do {action}")
+        if work.machine is not None and work.machine.state.phase is TargetPhase.CLOSED:
+            self._forget(work)
+
+    def _drain(self, work: TargetWork) -> None:
+        if self._blocks.state_of(work.key) is not ReservationState.DRAINING:
+            self._blocks.drain(work.key)
+
+    def _integrity(self, work: TargetWork) -> bool:
+        stated = work.descriptor is not None and work.descriptor.digest_scheme is not None
+        return self._rank.config.integrity and stated
+
+    def _start_read(self, work: TargetWork, leg: LegWork, total_bytes: int) -> None:
+        session = self.sessions.get(leg.peer)
+        if leg.plan is None or session is None:
+            error = TransportError(f"no session with {leg.peer} to read from")
+            self._feed(work, protocol.ReadEnded(leg.attempt, error=error_to_info(error)))
+            return
+        if total_bytes != leg.plan.total_bytes:
+            mismatch = size_mismatch(leg, total_bytes, leg.plan.total_bytes, str(self._rank.caches.spec.place))
+            self._feed(work, protocol.ReadEnded(leg.attempt, error=mismatch))
+            return
+        config = self._rank.config
+        read = Read(
+            peer=session.wire_name,
+            attempt=leg.attempt,
+            plan=leg.plan,
+            integrity=self._integrity(work),
+            chunk_leaves=config.chunk_leaves,
+            max_rereads=config.max_rereads_per_chunk,
+        )
+        try:
+            op = session.pump.transport.read(read)
+        except TransportFull:
+            self._waiting_reads.append((work, leg))
+            return
+        except TransportError as error:
+            self._feed(work, protocol.ReadEnded(leg.attempt, error=error_to_info(error)))
+            return
+        leg.wire_name, leg.reading = session.wire_name, True
+        session.pump.on(op, partial(self._read_ended, work, leg))
+
+    def _read_ended(self, work: TargetWork, leg: LegWork, completion: Completion) -> None:
+        work.read_ended(leg, completion)
+        work.marks["landed"] = self._loop.time()
+        self._counters.bytes_moved += completion.bytes_moved
+        self._counters.chunks_reread += completion.rereads
+        ended = self.sessions.of_wire_name(leg.wire_name) is None
+        error = read_error(completion, leg, session_ended=ended)
+        root = None if completion.root is None else completion.root.to_bytes(8, "little")
+        self._feed(work, protocol.ReadEnded(leg.attempt, root=root, error=error))
+        if leg.cutting:  # the cut-off waited for this: a READ completion means that nothing is outstanding
+            self._feed(work, protocol.CutOffDone(leg.attempt))
+        while self._waiting_reads:
+            waiting, other = self._waiting_reads.popleft()
+            if other.attempt in self._of_attempt and not other.cutting and other.plan is not None:
+                self._start_read(waiting, other, other.plan.total_bytes)
+                break
+
+    def _cut_off(self, work: TargetWork, leg: LegWork) -> None:
+        """Nothing lands after `CutOffDone`: either no get is outstanding, or the transport says when none is."""
+        leg.cutting = True
+        if not leg.reading:
+            self._forget_at_transport(leg)
+            self._feed(work, protocol.CutOffDone(leg.attempt))
+            return
+        session = self.sessions.of_wire_name(leg.wire_name)
+        if session is not None:
+            session.pump.transport.cut_off(leg.wire_name, leg.attempt)
+        # else the session's end has the transport cut everything off, and the READ completion follows
+
+    def _forget_at_transport(self, leg: LegWork) -> None:
+        """End the lease's renewals for an attempt that reads no more."""
+        session = self.sessions.of_wire_name(leg.wire_name)
+        if session is not None:
+            session.pump.transport.cut_off(leg.wire_name, leg.attempt)
+
+    def _install(self, work: TargetWork) -> None:
+        """The one switch. Host memory needs no fence: the READ completions are behind us."""
+        began = self._loop.time()
+        if work.uncovered == "zero" and work.descriptor is not None:
+            caches = self._rank.caches
+            zero_uncovered(caches.spec, [region.array for region in caches.regions], work.into, work.descriptor.tokens)
+        self._blocks.land(work.key)
+        self._blocks.install(work.key)
+        work.phases["install"] = self._loop.time() - began
+        self._feed(work, protocol.InstallDone())
+
+    def _feed(self, work: TargetWork, event: protocol.TargetEvent) -> None:
+        if work.machine is not None:
+            work.machine.feed(event)
+
+    def _report(self, work: TargetWork, end: End, error: ErrorInfo | None) -> None:
+        now = self._loop.time()
+        result = work.result(end, error, integrity=self._integrity(work), now=now)
+        self._ledger.end(work.key, end, error, now, standing=end is End.DONE)
+        self._counters.ended(end.value)
+        work.part.end(result)
+
+    def _forget(self, work: TargetWork) -> None:
+        for attempt in work.legs:
+            self._of_attempt.pop(attempt, None)
+        if self._works.get(work.key) is work:
+            del self._works[work.key]
+        if work.machine is not None:
+            work.machine.stop()
+
+
+def _follow(ended: Part, follower: Part) -> None:
+    """A repeated request ends as the one that it joined."""
+    if ended.result is not None:
+        follower.end(ended.result)
