@@ -6,10 +6,12 @@ read its memory all the same.
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +22,14 @@ from kvlink.testing.harness import MEMORY_BYTES, REGION
 from kvlink.transports.base import Completion, CompletionKind, Exposure, LeaseReport
 from kvlink.transports.ucx import UcxTransport
 
-QUICK = {"heartbeat_seconds": 0.05, "peer_lost_seconds": 0.6, "cut_off_grace_seconds": 0.1}
+QUICK: dict[str, Any] = {
+    "ucx_origin": os.environ.get(
+        "KVLINK_TEST_UCX_ORIGIN", "auto"
+    ),  # to run all this on another UCX, a path to 1.13 say
+    "heartbeat_seconds": 0.05,
+    "peer_lost_seconds": 0.6,
+    "cut_off_grace_seconds": 0.1,
+}
 
 
 CANNOT = {Ability.FLIP: "nothing comes between the source's memory and the target's"}
@@ -111,7 +120,7 @@ class UcxHarness(Harness):
         self.reconnect()
 
     def connect_to_nobody(self) -> int:
-        gone = UcxTransport(ucx_tls=self.tls)
+        gone = UcxTransport(ucx_tls=self.tls, **QUICK)
         address = gone.address()
         gone.close()
         ours, theirs = socket.socketpair()

@@ -23,7 +23,6 @@ SYSTEM_FOLDERS: Final = (
     "/usr/lib",
 )
 _VERSION: Final = re.compile(r"(\d{1,6})\.(\d{1,6})(?:\.|$)")
-_SINCE_STABLE: Final = (1, 18)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +83,9 @@ def supports_rdma(libucp: Path) -> bool:
 def incompatibility(local: str, remote: str) -> str | None:
     """Why two versions of UCX cannot work together, or ``None``.
 
-    UCX's wire format was not stable across releases: 1.13 and 1.22 reject each other's messages (measured). So equal
-    major and minor numbers are required, unless both sides are 1.18 or newer.
+    Both sides need the same release series (major and minor number). UCX's addresses, keys and lane choice changed with
+    nearly every one. Measured: 1.22 cannot use the keys of 1.13, 1.15 and 1.18; 1.19 cannot read from 1.20 over TCP; and
+    a 1.22 that a 1.20 or 1.21 reads from over TCP *aborts its process* ("endpoint reconfiguration not supported").
 
     Args:
         local: this side's version, as UCX states it (``1.22.0``).
@@ -98,11 +98,11 @@ def incompatibility(local: str, remote: str) -> str | None:
             return f"{side} states no UCX version but {text[:64]!r}"
         versions.append((int(match[1]), int(match[2])))
     ours, theirs = versions
-    if ours == theirs or (ours[0] == theirs[0] and min(ours, theirs) >= _SINCE_STABLE):
+    if ours == theirs:
         return None
     return (
-        f"UCX {local} here and UCX {remote} at the peer cannot talk to each other; "
-        "give both sides the same UCX (setting ucx_origin)"
+        f"UCX {local} here and UCX {remote} at the peer cannot work together; "
+        "give both sides a UCX of the same release series (setting ucx_origin)"
     )
 
 

@@ -26,16 +26,6 @@ std::filesystem::path file_of(const void* symbol, const char* what) {
   return path.empty() ? std::filesystem::path(info.dli_fname) : path;
 }
 
-// Builds without a RUNPATH outside the loader's folders: libucp finds its siblings by SONAME once they are open.
-void open_siblings(const std::filesystem::path& libucp) {
-  for (const char* sibling : {"libucm.so.0", "libucs.so.0", "libuct.so.0"}) {
-    const auto path = libucp.parent_path() / sibling;
-    if (std::filesystem::exists(path) && dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
-      throw Unavailable("cannot load " + path.string() + ": " + loader_error() + kRemedy);
-    }
-  }
-}
-
 template <typename Function>
 void resolve(void* library, const char* name, Function& slot, const std::string& origin) {
   void* symbol = dlsym(library, name);
@@ -46,12 +36,14 @@ void resolve(void* library, const char* name, Function& slot, const std::string&
 }
 
 std::shared_ptr<const UcxApi> open(const std::string& name) {
+  // Its siblings come through its RUNPATH or the loader's folders. They cannot be opened one by one before it: libucm
+  // and libucs need each other.
   void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr && name.find('/') != std::string::npos) {
-    open_siblings(name);
-    library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const bool by_path = name.find('/') != std::string::npos;
+    throw Unavailable("cannot load " + name + ": " + loader_error() + kRemedy +
+                      (by_path ? "; if its sibling libraries are not found, add its folder to LD_LIBRARY_PATH" : ""));
   }
-  if (library == nullptr) throw Unavailable("cannot load " + name + ": " + loader_error() + kRemedy);
 
   auto api = std::make_shared<UcxApi>();
 #define KVLINK_UCX_RESOLVE(function) resolve(library, #function, api->function, name);
