@@ -469,10 +469,10 @@ class TransportConformance:
         if stopped:
             harness.source.stop()
         harness.start_read(1, plan)
-        harness.target.close()
+        harness.close_target()
         harness.memory[:] = MARK
         harness.source.resume()
-        harness.target.close()
+        harness.close_target()
         reported = harness.source_event(CompletionKind.PEER_LOST)
         assert kinds(reported) == [CompletionKind.LEASE_LAPSED, CompletionKind.PEER_LOST]
         assert not harness.source.lease(1).held

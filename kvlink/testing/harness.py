@@ -8,6 +8,7 @@ dead.
 from __future__ import annotations
 
 import enum
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -94,6 +95,7 @@ class Harness(ABC):
 
     def __init__(self) -> None:
         self.seen: list[Completion] = []
+        self._target_closed = False
 
     @abstractmethod
     def clock(self) -> float:
@@ -193,6 +195,11 @@ class Harness(ABC):
             raise AssertionError(f"no {kind.name} at the source within {within_seconds} s; reported: {reported}")
         return reported
 
+    def close_target(self) -> None:
+        """Close the transport under test; from then on waiting leaves it alone."""
+        self._target_closed = True
+        self.target.close()
+
     def let_pass(self, seconds: float) -> None:
         """Let time pass, with both sides at work."""
         self._until(lambda: None, seconds)
@@ -204,11 +211,16 @@ class Harness(ABC):
     def _until(self, look: Callable[[], T | None], within_seconds: float) -> T | None:
         deadline = self.clock() + within_seconds
         while True:
-            self.seen += self.target.poll()
+            if not self._target_closed:
+                self.seen += self.target.poll()
             found = look()
             if found is not None or self.clock() >= deadline:
                 return found
-            self.idle()
+            if self._target_closed:  # nothing moves a virtual clock now, so that the wait is counted here
+                time.sleep(0.01)
+                deadline -= 0.01
+            else:
+                self.idle()
 
 
 # --- plans, and what they should do -----------------------------------------------------------------------------------
