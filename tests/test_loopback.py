@@ -333,6 +333,24 @@ def test_a_lease_lapses_when_its_reader_is_stopped():
     assert only(pair.poll_until_quiet()).outcome is Outcome.SOURCE_FAILED
 
 
+def test_a_read_that_starts_late_does_not_renew_what_has_lapsed():
+    """A6, with nobody having looked at the lease in between."""
+    pair = make_pair()
+    pair.expose(1, lease_seconds=1.0)
+    pair.clock.advance(1.5)
+    pair.read(1)
+    assert only(pair.poll_until_quiet()).outcome is Outcome.SOURCE_FAILED
+
+
+def test_renewals_count_until_the_moment_their_reader_stopped():
+    pair = make_pair(DelayChunk(steps=1000, chunk=0))
+    pair.start(lease_seconds=1.0)
+    pair.clock.advance(0.9)
+    pair.fabric.stop("target")
+    pair.clock.advance(0.9)
+    assert pair.source.lease("target", 1).held
+
+
 def test_bytes_of_a_lapsed_lease_are_never_vouched_for():
     """A6: a chunk in flight when the lease ends may land; the read does not end in OK."""
     pair = make_pair(DelayChunk(steps=10, chunk=CHUNKS - 1), DropRenewals(end="target"))
@@ -431,24 +449,32 @@ def readable(end: LoopbackTransport, within_seconds: float) -> bool:
     return bool(select.select([end.fileno()], [], [], within_seconds)[0])
 
 
-def test_time_wakes_a_driver_that_waits_on_the_descriptor():
+@pytest.mark.parametrize("event", [CompletionKind.LEASE_LAPSED, CompletionKind.PEER_LOST])
+def test_time_wakes_a_driver_that_waits_on_the_descriptor(event: CompletionKind):
     """A lapse and a silence come with no call of anybody: the descriptor tells when to poll."""
-    fabric = LoopbackFabric(1, peer_lost_seconds=0.04)
+    fabric = LoopbackFabric(1, peer_lost_seconds=0.02 if event is CompletionKind.PEER_LOST else 1000.0)
     source, target = LoopbackTransport(fabric, "source"), LoopbackTransport(fabric, "target")
     memory = np.zeros(MEMORY_BYTES, np.uint8)
     source.register(REGION, memory.ctypes.data, MEMORY_BYTES)
     source.connect("target", target.address(), None)
     source.poll()
+    lease_seconds = 0.02 if event is CompletionKind.LEASE_LAPSED else 1000.0
     source.expose(
-        Exposure(peer="target", attempt=1, plan=scattered_plan(), lease_seconds=0.02, integrity=True, chunk_leaves=4)
+        Exposure(
+            peer="target",
+            attempt=1,
+            plan=scattered_plan(),
+            lease_seconds=lease_seconds,
+            integrity=True,
+            chunk_leaves=4,
+        )
     )
-    seen: list[CompletionKind] = []
     fabric.stop("target")
-    while CompletionKind.PEER_LOST not in seen:
+    seen: list[CompletionKind] = []
+    while event not in seen:
         if source.arm():
             assert readable(source, 5.0)
         seen += [completion.kind for completion in source.poll()]
-    assert seen == [CompletionKind.LEASE_LAPSED, CompletionKind.PEER_LOST]
     for end in (source, target):
         end.close()
 
