@@ -5,17 +5,39 @@ Checked before a byte is read, reshaped to the receiver's layout, installed exac
 >>> import kvlink
 >>> kvlink.Config(listen="tcp://127.0.0.1:0").integrity
 True
+
+Names are loaded when they are first used (PEP 562): a scheduler process that only handles offers and rosters loads
+neither the native core nor UCX.
 """
 
-from kvlink.bridge import Bridge
-from kvlink.config import Config
-from kvlink.descriptor import Facts, KVDescriptor
-from kvlink.errors import KVLinkError
-from kvlink.layout import CacheSpec, DType, Group, Identity, Place, Plane, PlaneKind, Rope
-from kvlink.link import CloseReport, Link, Part, Result, State, Stats, open_link
-from kvlink.memory import Caches, PlaneKey, Span
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from kvlink.version import VERSION as __version__  # noqa: N811 - the name that packages have
-from kvlink.wire import Claim, Offer, Roster, Ticket, request_key
+
+if TYPE_CHECKING:
+    from kvlink.bridge import Bridge
+    from kvlink.config import Config
+    from kvlink.descriptor import Facts, KVDescriptor
+    from kvlink.errors import KVLinkError
+    from kvlink.layout import CacheSpec, DType, Group, Identity, Place, Plane, PlaneKind, Rope
+    from kvlink.link import CloseReport, Link, Part, Result, State, Stats, open_link
+    from kvlink.memory import Caches, PlaneKey, Span
+    from kvlink.wire import Claim, Offer, Roster, Ticket, request_key
+
+_HOMES = {
+    "bridge": ("Bridge",),
+    "config": ("Config",),
+    "descriptor": ("Facts", "KVDescriptor"),
+    "errors": ("KVLinkError",),
+    "layout": ("CacheSpec", "DType", "Group", "Identity", "Place", "Plane", "PlaneKind", "Rope"),
+    "link": ("CloseReport", "Link", "Part", "Result", "State", "Stats", "open_link"),
+    "memory": ("Caches", "PlaneKey", "Span"),
+    "wire": ("Claim", "Offer", "Roster", "Ticket", "request_key"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Bridge",
@@ -48,3 +70,16 @@ __all__ = [
     "open_link",
     "request_key",
 ]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME_OF.get(name)
+    if home is None:
+        msg = f"module 'kvlink' has no attribute {name!r}"
+        raise AttributeError(msg)
+    value = globals()[name] = getattr(import_module(f"kvlink.{home}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -126,3 +126,10 @@ def source_engine(fabric: LoopbackFabric | None, **fields: object) -> Engine:
 
 def target_engine(fabric: LoopbackFabric | None, **fields: object) -> Engine:
     return Engine("decode", fabric, canary=TARGET_CANARY, **fields)  # type: ignore[arg-type]
+
+
+async def until(condition: Callable[[], bool], timeout_seconds: float = 5.0) -> None:
+    """Wait for something that is not ours to await."""
+    async with asyncio.timeout(timeout_seconds):
+        while not condition():
+            await asyncio.sleep(0.005)

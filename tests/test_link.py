@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
-from engines import IDENTITY, Engine, source_engine, target_engine
+from engines import IDENTITY, Engine, source_engine, target_engine, until
 
 from kvlink import Facts, State
 from kvlink.cli.bench.content import Prompt
@@ -191,8 +191,7 @@ async def test_a2_a_cancel_from_either_side_ends_both_and_returns_every_block(si
         offer = source.offer("i:r7", blocks, PROMPT.tokens)
         published = source.links[0].publish(offer)
         fetched = target.links[0].start_fetch(offer, (into,), deadline_seconds=20)
-        while fetched.state < State.MOVING:
-            await asyncio.sleep(0.01)
+        await until(lambda: fetched.state >= State.MOVING)
         if side == "source":
             source.links[0].cancel(published, "prefill aborted")
         else:

@@ -17,7 +17,6 @@ class Counters:
         attempts_started: legs asked for by this rank.
         leases_granted, leases_lapsed: leases this rank gave, and those that went unrenewed.
         asks_parked, asks_refused: asks that came early, and those answered with a refusal.
-        commits_granted: legs this rank allowed a target to install.
         peers_connected, peers_lost: sessions made, and those that ended by reset or silence.
         messages_late: messages for attempts or keys that nobody knows (any more); dropped.
     """
@@ -34,7 +33,6 @@ class Counters:
     leases_lapsed: int = 0
     asks_parked: int = 0
     asks_refused: int = 0
-    commits_granted: int = 0
     peers_connected: int = 0
     peers_lost: int = 0
     messages_late: int = 0
