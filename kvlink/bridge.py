@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 from collections import deque
@@ -22,6 +23,7 @@ from kvlink.link import CloseReport, Link, Part, Result, State, Stats, open_link
 from kvlink.memory import Caches
 from kvlink.wire import Offer, Roster, Ticket
 
+_log = logging.getLogger("kvlink.bridge")
 T = TypeVar("T")
 Pump = Literal["thread", "caller"]
 _OPEN_TIMEOUT_SECONDS = 30.0
@@ -198,9 +200,18 @@ class Bridge:
             try:
                 act(self._open_link())
             except KVLinkError as error:
-                part.end(Result(key=part.key, state=State.FAILED, error=error))
+                self._refused(part, error)
+            except Exception as error:
+                _log.exception("a verb for part %s failed", part.key)
+                self._refused(part, KVLinkError(f"internal: {type(error).__name__}: {error}", request_id=part.key))
 
         self._post(run)
+
+    def _refused(self, part: Part, error: KVLinkError) -> None:
+        """The part ends with the refusal; if it was live already, the link then ends it, too."""
+        part.end(Result(key=part.key, state=State.FAILED, error=error))
+        if self._link is not None:
+            self._link.source.cancel(part, str(error))
 
     def _post(self, act: Callable[[], None]) -> None:
         if self._closed:

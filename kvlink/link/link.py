@@ -301,8 +301,8 @@ class Link:
     def cancel(self, part: Part, why: str) -> None:
         """End a part, from either side. The end is reported after the cut-off; a part that has ended stays as it is."""
         if not part.state.ended:
-            self.source.cancel(part.key, why)
-            self.target.cancel(part.key, why)
+            self.source.cancel(part, why)
+            self.target.cancel(part, why)
 
     async def quiesce(self, parts: Iterable[Part], timeout_seconds: float) -> bool:
         """Cancel ``parts`` and wait until none of them touches a block; whether that came about in time.

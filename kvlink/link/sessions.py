@@ -224,13 +224,16 @@ class Sessions:
         channel = await connection.channel(timeout_seconds=self._rank.config.handshake_seconds)
         wire_name = f"{'source' if self._reading else 'target'} {next(_serial)} {peer}"
         op = pump.transport.connect(wire_name, card.address, channel.detach())
-        completion = await pump.ended(op)
-        if completion.outcome is not Outcome.OK:
-            raise _not_connected(completion, peer)
-        if self._reading:
-            for key in card.keys:
+        try:
+            completion = await pump.ended(op)
+            if completion.outcome is not Outcome.OK:
+                raise _not_connected(completion, peer)
+            for key in card.keys if self._reading else ():
                 known = RegionKey(region=key.region, address=key.address, length=key.length, key=key.key)
                 pump.transport.import_key(wire_name, known)
+        except BaseException:
+            pump.transport.disconnect(wire_name)
+            raise
         took = asyncio.get_running_loop().time() - started
         session = Session(peer, spec, connection, pump, wire_name, reason, took)
         older = self._live.get(peer)

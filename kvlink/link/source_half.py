@@ -183,10 +183,10 @@ class SourceHalf:
         part.rise(State.READY)
         self._feed(work, protocol.Seal(digest))
 
-    def cancel(self, key: str, why: str) -> None:
-        """End a live part; nothing happens if there is none."""
-        work = self._works.get(key)
-        if work is not None:
+    def cancel(self, part: Part, why: str) -> None:
+        """End a part; nothing happens if it is not ours, or has ended."""
+        work = self._works.get(part.key)
+        if work is not None and work.part is part:
             failure = protocol.fail(End.CANCELLED, CancelledError, f"cancelled by the source: {why}")
             self._feed(work, protocol.Cancel(failure))
 

@@ -82,7 +82,6 @@ class TargetHalf:
         self._of_attempt: dict[int, TargetWork] = {}
         self._ledger: protocol.Ledger[TargetWork] = protocol.Ledger()
         self._waiting_reads: deque[tuple[TargetWork, LegWork]] = deque()
-        self._redialling: set[str] = set()
         self._places: dict[str, tuple[str, Place]] = {}
         self._last_attempt = 0
         self.siblings: Sequence[RankShare] = ()
@@ -165,10 +164,10 @@ class TargetHalf:
             self._blocks.release(key)
         self._ledger.release(key, self._loop.time())
 
-    def cancel(self, key: str, why: str) -> None:
-        """End a live part; nothing happens if there is none."""
-        work = self._works.get(key)
-        if work is None:
+    def cancel(self, part: Part, why: str) -> None:
+        """End a part, with all that joined it; nothing happens if it is not ours, or has ended."""
+        work = self._works.get(part.key)
+        if work is None or (part is not work.part and part not in work.followers):
             return
         failure = protocol.fail(End.CANCELLED, CancelledError, f"cancelled by the target: {why}")
         if work.machine is None:
@@ -231,6 +230,7 @@ class TargetHalf:
             case protocol.Join(live=live):
                 if live.into != work.into:
                     raise ConflictError("this request is live here with other target blocks", request_id=work.key)
+                live.followers.append(work.part)
                 live.part.when_ended(lambda ended: _follow(ended, work.part))
                 return work.part
             case protocol.Recorded(end=end, error=error):

@@ -75,6 +75,7 @@ class TargetWork:
         descriptor: the source's claim, once known.
         legs: by attempt, once begun.
         machine: once begun.
+        followers: parts of repeated requests that joined this one.
         marks: loop times of phases passed.
         phases: seconds by phase.
     """
@@ -91,6 +92,7 @@ class TargetWork:
     descriptor: KVDescriptor | None = None
     legs: dict[int, LegWork] = field(default_factory=dict)
     machine: Machine[TargetPart, TargetEvent] | None = None
+    followers: list[Part] = field(default_factory=list)
     marks: dict[str, float] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     transport: str = ""
