@@ -103,6 +103,10 @@ def move(
         ValueError: the plan leaves a region, or the range the plan; nothing was copied.
     """
 
+COMPLETION_KINDS: dict = ...
+
+OUTCOMES: dict = ...
+
 class Unavailable(RuntimeError):
     pass
 

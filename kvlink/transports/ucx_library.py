@@ -83,9 +83,9 @@ def supports_rdma(libucp: Path) -> bool:
 def incompatibility(local: str, remote: str) -> str | None:
     """Why two versions of UCX cannot work together, or ``None``.
 
-    Both sides need the same release series (major and minor number). UCX's addresses, keys and lane choice changed with
-    nearly every one. Measured: 1.22 cannot use the keys of 1.13, 1.15 and 1.18; 1.19 cannot read from 1.20 over TCP; and
-    a 1.22 that a 1.20 or 1.21 reads from over TCP *aborts its process* ("endpoint reconfiguration not supported").
+    Both sides need the same release series (major and minor number). UCX's addresses, keys and lanes changed with
+    nearly every one. Measured: 1.22 cannot use the keys of 1.13, 1.15 and 1.18; 1.19 cannot read from 1.20 over TCP;
+    and a 1.22 that a 1.20 or 1.21 reads from over TCP *aborts its process* ("endpoint reconfiguration not supported").
 
     Args:
         local: this side's version, as UCX states it (``1.22.0``).

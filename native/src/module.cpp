@@ -353,7 +353,31 @@ void bind_probe(nb::module_& m) {
       .def("close", &UcxProbe::close, released());
 }
 
+// By name, so that a test can hold them to kvlink.transports.base.
+void bind_words(nb::module_& m) {
+  nb::dict kinds;
+  kinds["CONNECTED"] = static_cast<int>(CompletionKind::connected);
+  kinds["DISCONNECTED"] = static_cast<int>(CompletionKind::disconnected);
+  kinds["READ"] = static_cast<int>(CompletionKind::read);
+  kinds["CUT_OFF"] = static_cast<int>(CompletionKind::cut_off);
+  kinds["PEER_LOST"] = static_cast<int>(CompletionKind::peer_lost);
+  kinds["LEASE_LAPSED"] = static_cast<int>(CompletionKind::lease_lapsed);
+  m.attr("COMPLETION_KINDS") = kinds;
+  nb::dict outcomes;
+  outcomes["OK"] = static_cast<int>(Outcome::ok);
+  outcomes["CUT_OFF"] = static_cast<int>(Outcome::cut_off);
+  outcomes["PEER_LOST"] = static_cast<int>(Outcome::peer_lost);
+  outcomes["DIGEST_MISMATCH"] = static_cast<int>(Outcome::digest_mismatch);
+  outcomes["SOURCE_FAILED"] = static_cast<int>(Outcome::source_failed);
+  outcomes["UNREACHABLE"] = static_cast<int>(Outcome::unreachable);
+  outcomes["INCOMPATIBLE"] = static_cast<int>(Outcome::incompatible);
+  outcomes["PROTOCOL"] = static_cast<int>(Outcome::protocol);
+  outcomes["FAILED"] = static_cast<int>(Outcome::failed);
+  m.attr("OUTCOMES") = outcomes;
+}
+
 void bind_ucx(nb::module_& m) {
+  bind_words(m);
   nb::exception<Unavailable>(m, "Unavailable", PyExc_RuntimeError);
   nb::exception<EngineFull>(m, "EngineFull", PyExc_RuntimeError);
   bind_engine(m);

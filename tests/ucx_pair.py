@@ -1,0 +1,81 @@
+"""What the tests of UCX are written with: a target in this process, and a source in another, connected."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+from ucx_peer import PeerProcess
+
+from kvlink.plan import CopyPlan, Segment
+from kvlink.testing.harness import REGION
+from kvlink.transports.base import Completion, CompletionKind, Exposure, Outcome, Read
+from kvlink.transports.ucx import UcxTransport
+
+QUICK: dict[str, Any] = {"heartbeat_seconds": 0.05, "peer_lost_seconds": 0.6, "cut_off_grace_seconds": 0.1}
+BLOCK_BYTES = 64 * 1024
+
+
+class Target:
+    """The transport of this process, with memory, and the completions it has reported."""
+
+    def __init__(self, length: int, **settings: Any) -> None:
+        self.transport = UcxTransport(**{**QUICK, **settings})
+        self.memory = np.zeros(length, np.uint8)
+        self.transport.register(REGION, self.memory.ctypes.data, length)
+        self.seen: list[Completion] = []
+
+    def wait(self, wanted: Callable[[Completion], bool], within_seconds: float = 10.0) -> Completion:
+        deadline = time.monotonic() + within_seconds
+        while time.monotonic() < deadline:
+            self.seen += self.transport.poll()
+            for completion in self.seen:
+                if wanted(completion):
+                    return completion
+            if self.transport.arm():
+                select.select([self.transport.fileno()], [], [], 0.1)
+        raise AssertionError(f"not within {within_seconds} s; seen: {self.seen}")
+
+    def end_of(self, op: int, within_seconds: float = 10.0) -> Completion:
+        return self.wait(lambda completion: completion.op == op, within_seconds)
+
+    def event(self, kind: CompletionKind) -> Completion:
+        return self.wait(lambda completion: completion.kind is kind)
+
+    def read(self, plan: CopyPlan, attempt: int = 1, *, integrity: bool = True) -> int:
+        return self.transport.read(
+            Read(peer="source", attempt=attempt, plan=plan, integrity=integrity, chunk_leaves=64, max_rereads=1)
+        )
+
+
+def exposure(plan: CopyPlan, attempt: int = 1, lease_seconds: float = 30.0) -> Exposure:
+    return Exposure(
+        peer="target", attempt=attempt, plan=plan, lease_seconds=lease_seconds, integrity=True, chunk_leaves=64
+    )
+
+
+def join(target: Target, source: PeerProcess) -> None:
+    """Connect both ways, and give both keys."""
+    ours, theirs = socket.socketpair()
+    op = target.transport.connect("source", source.address, ours.detach())
+    source.connect("target", target.transport.address(), theirs)
+    assert target.end_of(op).outcome is Outcome.OK
+    target.seen.clear()
+    while not source.poll():
+        time.sleep(0.001)
+    target.transport.import_key("source", source.key())
+    source.call("import_key", peer="target", key=msgspec.to_builtins(target.transport.export_key(REGION)))
+
+
+def shuffled_blocks(length: int) -> CopyPlan:
+    """All blocks of one region into all blocks of another, in other places."""
+    blocks = length // BLOCK_BYTES
+    random = np.random.default_rng(5)
+    pieces = np.stack([random.permutation(blocks), random.permutation(blocks)], axis=1) * BLOCK_BYTES
+    segment = Segment(np.array([[REGION, 0, REGION, 0]], np.int64), pieces.astype(np.int64), (), BLOCK_BYTES)
+    return CopyPlan(segments=(segment,), total_bytes=length)
