@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -102,8 +103,6 @@ async def test_a_worker_killed_in_mid_run_ends_the_command_with_code_1_and_its_n
         if len(workers) == 2:
             break
         await asyncio.sleep(0.02)
-    import os
-
     os.kill(workers[0], signal.SIGKILL)
     _, err = await asyncio.wait_for(process.communicate(), 30)
     assert process.returncode == 1

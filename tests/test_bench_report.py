@@ -20,7 +20,7 @@ KEYS = {
     "schema": None, "kvlink": None, "evidence_level": None,
     "environment": ["host", "cpus", "python", "ucx_version", "ucx_origin", "ucx_transports", "gpu"],
     "case": [
-        "model", "tokens", "dtype", "source", "target", "flow", "transport", "transport_reason", "path", "path_reason",
+        "model", "layers", "kv_heads", "head_dim", "tokens", "dtype", "source", "target", "flow", "transport", "transport_reason", "path", "path_reason",
         "ucx_tls", "device", "requests", "concurrency", "integrity",
     ],
     "bytes_per_request": None,
@@ -35,7 +35,7 @@ KEYS = {
     "fraction_of_limit": None,
     "cold": ["open_seconds", "latency_seconds", "throughput_gb_s"],
 }  # fmt: skip
-"""DESIGN's section on contracts, and ``cold``: the first request apart from the warm ones."""
+"""DESIGN's section on contracts; beyond it ``cold``, and what of the model's geometry flags may have changed."""
 
 CASE = Case(
     geometry=MODELS["llama-3-8b"],

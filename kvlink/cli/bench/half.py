@@ -17,6 +17,8 @@ from kvlink.cli.bench.content import SOURCE_CANARY, TARGET_CANARY, CacheContent,
 from kvlink.cli.bench.probes import LocalProber, Prober, ProbeServer, UcxProber
 from kvlink.cli.bench.ranks import Wiring, side_specs
 from kvlink.errors import ClosedError, KVLinkError
+from kvlink.transports.base import Transport
+from kvlink.transports.loopback import LoopbackTransport
 from kvlink.transports.loopback_fabric import LoopbackFabric
 from kvlink.wire import Address, ErrorInfo, error_to_info, request_key
 
@@ -61,6 +63,7 @@ class _Opened:
     positions: tuple[int, ...]
     ranks: list[Rank]
     wiring: Wiring
+    secret: bytes | None
     prober: Prober | None = None
     rosters: dict[SideName, kvlink.Roster] = field(default_factory=dict)
     parts: dict[int, list[kvlink.Part]] = field(default_factory=dict)
@@ -133,20 +136,30 @@ class Half:
             content = CacheContent(caches.spec, [region.array for region in caches.regions], canary)
             await asyncio.to_thread(content.wipe)
             start = time.monotonic()
-            link = await self._stack.enter_async_context(kvlink.open_link(config, caches))
+            opening = kvlink.open_link(config, caches, transports=self._transports(command.side))
+            link = await self._stack.enter_async_context(opening)
             seconds += time.monotonic() - start
             ranks.append(Rank(caches, content, link))
-        self._state = _Opened(case, command.side, command.ranks, ranks, wiring)
+        self._state = _Opened(case, command.side, command.ranks, ranks, wiring, config.secret)
         if self._commons is not None:
             self._commons.caches[command.side] = [rank.caches for rank in ranks]
-        return m.Opened(cards=tuple(rank.link.card for rank in ranks), seconds=seconds)
+        cards = tuple(rank.link.card for rank in ranks)
+        if case.transport != "ucx":
+            return m.Opened(cards=cards, seconds=seconds)
+        (ucx,) = ranks[0].link.capabilities
+        return m.Opened(
+            cards=cards, seconds=seconds, ucx_version=ucx.version, ucx_origin=ucx.origin, ucx_transports=ucx.detail
+        )
+
+    def _transports(self, side: SideName) -> list[Transport] | None:
+        """A loopback's end, which only the caller of a link can make; otherwise the configuration says what to use."""
+        return None if self._commons is None else [LoopbackTransport(self._commons.fabric, side)]
 
     def _config(self, case: Case) -> kvlink.Config:
         stated = {
             "listen": str(Address(host=self._access.host, port=0)),
             "open_mode": self._access.open_mode,
             "secret": self._access.secret,
-            "transports": (case.transport,),
             "ucx_tls": case.ucx_tls,
             "ucx_origin": case.ucx_origin,
             "integrity": case.integrity,
@@ -180,8 +193,9 @@ class Half:
 
     async def _wipe(self, command: m.Wipe) -> m.Done:
         opened = self._opened
-        for rank, part in zip(opened.ranks, opened.parts.pop(command.request, ()), strict=False):
-            rank.link.release(part)
+        opened.parts.pop(command.request, None)
+        for rank in opened.ranks:
+            rank.link.release(self._key(command.request))
         await self._judge(lambda content: content.wipe_blocks(command.blocks))
         return m.Done()
 
@@ -207,15 +221,18 @@ class Half:
         return m.Done()
 
     async def _end(self, _command: m.End) -> m.Spent:
+        if self._commons is not None and self._opened.side == "source":
+            return m.Spent(cpu_seconds=0.0)  # one process: all of its time is counted, once, at the target
         return m.Spent(cpu_seconds=_cpu_seconds() - self._cpu_at_begin)
 
     async def _provide(self, command: m.Provide) -> m.Done:
         opened = self._opened
         case, tokens = opened.case, opened.case.prompts[command.request]
         parts = opened.parts[command.request] = []
+        offer = self._offer(command.request, command.blocks) if case.flow == "fetch" else None
         for rank in opened.ranks:
-            if case.flow == "fetch":
-                parts.append(rank.link.publish(self._offer(command.request, command.blocks)))
+            if offer is not None:
+                parts.append(rank.link.publish(offer))
             else:
                 part = rank.link.announce(self._key(command.request), max_tokens=tokens, ttl_seconds=CLAIM_SECONDS)
                 part.ready(blocks=(command.blocks,), tokens=tokens)
@@ -230,21 +247,23 @@ class Half:
 
     async def _move(self, command: m.Move) -> m.Moved:
         opened = self._opened
+        start_on = self._fetching(command) if opened.case.flow == "fetch" else self._expecting(command)
         start = time.monotonic()
-        parts = opened.parts[command.request] = [self._start(rank.link, command) for rank in opened.ranks]
+        parts = opened.parts[command.request] = [start_on(rank.link) for rank in opened.ranks]
         results, error = await _ends(parts)
         end = time.monotonic()
         ranks = tuple(_rank_move(result) for result in results)
         return m.Moved(start_seconds=start, end_seconds=end, ranks=ranks, error=error)
 
-    def _start(self, link: kvlink.Link, command: m.Move) -> kvlink.Part:
-        if self._opened.case.flow == "fetch":
-            offer = self._offer(command.request, command.source_blocks)
-            return link.start_fetch(offer, (command.target_blocks,), deadline_seconds=DEADLINE_SECONDS)
-        ticket = kvlink.Ticket(**self._claim(command.request, "target", ()))
-        return link.expect(
-            ticket, self._opened.rosters["source"], (command.target_blocks,), deadline_seconds=DEADLINE_SECONDS
-        )
+    def _fetching(self, command: m.Move) -> Callable[[kvlink.Link], kvlink.Part]:
+        offer = self._offer(command.request, command.source_blocks)
+        into = (command.target_blocks,)
+        return lambda link: link.start_fetch(offer, into, deadline_seconds=DEADLINE_SECONDS)
+
+    def _expecting(self, command: m.Move) -> Callable[[kvlink.Link], kvlink.Part]:
+        ticket = self._ticket(command.request)
+        source, into = self._opened.rosters["source"], (command.target_blocks,)
+        return lambda link: link.expect(ticket, source, into, deadline_seconds=DEADLINE_SECONDS)
 
     # --- the limit --------------------------------------------------------------------------------------------------
 
@@ -289,18 +308,27 @@ class Half:
         return request_key(self._opened.rosters[claimant].incarnation, f"bench-{request}")
 
     def _offer(self, request: int, blocks: m.Blocks) -> kvlink.Offer:
-        return kvlink.Offer(**self._claim(request, "source", blocks))
-
-    def _claim(self, request: int, side: SideName, blocks: m.Blocks) -> dict[str, Any]:
         opened = self._opened
-        return {
-            "key": self._key(request),
-            "roster": opened.rosters[side],
-            "blocks": (blocks,),
-            "tokens": opened.case.prompts[request],
-            "facts": kvlink.Facts(),
-            "ttl_seconds": CLAIM_SECONDS,
-        }
+        offer = kvlink.Offer(
+            key=self._key(request),
+            roster=opened.rosters["source"],
+            blocks=(blocks,),
+            tokens=opened.case.prompts[request],
+            ttl_seconds=CLAIM_SECONDS,
+        )
+        return offer if opened.secret is None else offer.sign(opened.secret)
+
+    def _ticket(self, request: int) -> kvlink.Ticket:
+        """Names no blocks: a source is not told where its target puts the bytes."""
+        opened = self._opened
+        ticket = kvlink.Ticket(
+            key=self._key(request),
+            roster=opened.rosters["target"],
+            blocks=(),
+            tokens=opened.case.prompts[request],
+            ttl_seconds=CLAIM_SECONDS,
+        )
+        return ticket if opened.secret is None else ticket.sign(opened.secret)
 
 
 async def _ends(parts: Iterable[kvlink.Part]) -> tuple[list[kvlink.Result], ErrorInfo | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib import metadata
 from typing import Literal
 
 import msgspec
@@ -12,6 +11,7 @@ import msgspec
 from kvlink.cli.bench import messages as m
 from kvlink.cli.bench.case import Case, SideName
 from kvlink.cli.bench.tally import PHASES, Tally, median, percentile
+from kvlink.version import VERSION
 
 SCHEMA = "kvlink.bench/1"
 
@@ -42,6 +42,9 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was run. ``tokens`` of a trace is the mean prompt; ``device`` is where the caches lie."""
 
     model: str
+    layers: int
+    kv_heads: int
+    head_dim: int
     tokens: int
     dtype: str
     source: SideReport
@@ -148,7 +151,7 @@ def make_report(case: Case, tally: Tally, opened: m.Opened, runs: Runs, limit: t
     measured = case.prompts[case.warmup :]
     return Report(
         schema=SCHEMA,
-        kvlink=_version(),
+        kvlink=VERSION,
         evidence_level="measured_host",
         environment=_environment(opened),
         case=_case(case, tally),
@@ -168,13 +171,6 @@ def make_report(case: Case, tally: Tally, opened: m.Opened, runs: Runs, limit: t
     )
 
 
-def _version() -> str:
-    try:
-        return metadata.version("kvlink")
-    except metadata.PackageNotFoundError:  # run from its sources, without having been installed
-        return "source"
-
-
 def _environment(opened: m.Opened) -> Environment:
     return Environment(
         host=platform.node(),
@@ -192,6 +188,9 @@ def _case(case: Case, tally: Tally) -> CaseReport:
     measured = case.prompts[case.warmup :]
     return CaseReport(
         model=case.geometry.model,
+        layers=case.geometry.layers,
+        kv_heads=case.geometry.kv_heads,
+        head_dim=case.geometry.head_dim,
         tokens=sum(measured) // len(measured),
         dtype=case.geometry.dtype.value,
         source=_side(case, "source"),

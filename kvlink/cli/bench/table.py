@@ -11,7 +11,8 @@ from kvlink.cli.bench.report import Cold, Report, SideReport
 def show(report: Report, console: Console) -> None:
     """Print the report."""
     case = report.case
-    title = f"{case.model}, {case.tokens:,} tokens, {case.dtype}: {case.flow} over {case.transport}, {case.path}"
+    model = f"{case.model}, {case.layers} layers of {case.kv_heads} KV heads of {case.head_dim} {case.dtype}"
+    title = f"{model}, {case.tokens:,} tokens: {case.flow} over {case.transport}, {case.path}"
     table = Table(title=title, show_header=False, title_justify="left", box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
