@@ -20,7 +20,8 @@ KEYS = {
     "schema": None, "kvlink": None, "evidence_level": None,
     "environment": ["host", "cpus", "python", "ucx_version", "ucx_origin", "ucx_transports", "gpu"],
     "case": [
-        "model", "layers", "kv_heads", "head_dim", "tokens", "dtype", "source", "target", "flow", "transport", "transport_reason", "path", "path_reason",
+        "model", "layers", "kv_heads", "head_dim",
+        "tokens", "dtype", "source", "target", "flow", "transport", "transport_reason", "path", "path_reason",
         "ucx_tls", "device", "requests", "concurrency", "integrity",
     ],
     "bytes_per_request": None,
