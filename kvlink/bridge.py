@@ -201,7 +201,7 @@ class Bridge:
                 act(self._open_link())
             except KVLinkError as error:
                 self._refused(part, error)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - our own fault: it ends the part, and is logged
                 _log.exception("a verb for part %s failed", part.key)
                 self._refused(part, KVLinkError(f"internal: {type(error).__name__}: {error}", request_id=part.key))
 

@@ -41,11 +41,14 @@ class Pump:
         """Call ``handler`` with the completion of ``op``, once."""
         self._handlers[op] = handler
 
-    async def ended(self, op: int) -> Completion:
-        """Wait for ``op``. Cancelling the wait leaves the operation running; its completion is then dropped."""
+    def ended(self, op: int) -> asyncio.Future[Completion]:
+        """The completion of ``op``, to be awaited. A wait that is cancelled leaves the operation running.
+
+        Call it before the loop runs again: a completion that nobody waits for is dropped.
+        """
         done: asyncio.Future[Completion] = self._loop.create_future()
         self.on(op, lambda completion: None if done.done() else done.set_result(completion))
-        return await done
+        return done
 
     def close(self) -> None:
         """Stop watching. The transport is closed by its owner."""

@@ -169,17 +169,16 @@ class Sessions:
     async def close(self, why: str) -> None:
         """Say goodbye to everyone, disconnect the transports, close."""
         sessions = list(self._live.values())
-        ops = []
+        waits = []
         for session in sessions:
             self.send(session.peer, Goodbye(why=why))
             self._forget(session)
-            ops.append((session, session.pump.transport.disconnect(session.wire_name)))
-        for session, op in ops:
-            try:
-                async with asyncio.timeout(limits.CUT_OFF_GRACE_SECONDS):
-                    await session.pump.ended(op)
-            except TimeoutError:
-                _log.warning("the transport did not finish disconnecting %s in time", session.peer)
+            waits.append(session.pump.ended(session.pump.transport.disconnect(session.wire_name)))
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=2 * limits.CUT_OFF_GRACE_SECONDS)
+            if late:
+                _log.warning("the transport did not finish disconnecting %d of %d peers in time", len(late), len(waits))
+        for session in sessions:
             session.connection.close()
 
     async def _dial(self, address: str, place: Place, pending: asyncio.Future[Session]) -> None:
@@ -225,9 +224,7 @@ class Sessions:
         wire_name = f"{'source' if self._reading else 'target'} {next(_serial)} {peer}"
         op = pump.transport.connect(wire_name, card.address, channel.detach())
         try:
-            completion = await pump.ended(op)
-            if completion.outcome is not Outcome.OK:
-                raise _not_connected(completion, peer)
+            _check_connected(await pump.ended(op), peer)
             for key in card.keys if self._reading else ():
                 known = RegionKey(region=key.region, address=key.address, length=key.length, key=key.key)
                 pump.transport.import_key(wire_name, known)
@@ -309,6 +306,7 @@ def _check_place(actual: Place, expected: Place) -> None:
     )
 
 
-def _not_connected(completion: Completion, peer: str) -> KVLinkError:
-    kind = PeerIncompatibleError if completion.outcome is Outcome.INCOMPATIBLE else PeerUnreachableError
-    return kind(f"the transport could not connect: {completion.detail}", peer=peer, stage="handshake")
+def _check_connected(completion: Completion, peer: str) -> None:
+    if completion.outcome is not Outcome.OK:
+        kind = PeerIncompatibleError if completion.outcome is Outcome.INCOMPATIBLE else PeerUnreachableError
+        raise kind(f"the transport could not connect: {completion.detail}", peer=peer, stage="handshake")
