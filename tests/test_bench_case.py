@@ -113,7 +113,8 @@ def test_blocks_are_scattered_and_come_back():
 def test_too_little_memory_is_said_before_anything_is_allocated(monkeypatch):
     monkeypatch.setattr(blocks_module, "available_memory_bytes", lambda: 2 * 1024**3)
     with pytest.raises(UnavailableError, match="lower --tokens"):
-        check_memory(options("--tokens", "8192").case)
+        check_memory(options("--tokens", "8192").case, ("source", "target"))
+    check_memory(options("--tokens", "2048").case, ("target",))
     assert cli.exit_code(UnavailableError("x")) == 3
 
 

@@ -55,14 +55,14 @@ def pool_blocks(case: Case, name: SideName) -> int:
     return min(max(fullest + fullest // SPARE_SHARE + 1, past_cache), limits.MAX_BLOCKS_PER_REQUEST)
 
 
-def check_memory(case: Case) -> None:
-    """Refuse pools that this machine's memory cannot hold, before anything is allocated.
+def check_memory(case: Case, sides: Sequence[SideName]) -> None:
+    """Refuse pools of ``sides`` that this machine's memory cannot hold, before anything is allocated.
 
     Raises:
         UnavailableError: too little memory is available; says how much is needed.
     """
     needed = _MEMORY_HEADROOM_BYTES
-    for name in ("source", "target"):
+    for name in sides:
         needed += pool_blocks(case, name) * case.side(name).block_size * case.side_token_bytes(name)
     available = available_memory_bytes()
     if available is not None and needed > available:

@@ -44,7 +44,7 @@ def run(options: Options) -> bool:
         return _run_loop(_serve(options, options.serve))
     if options.json not in (None, "-"):
         _check_writable(Path(options.json))
-    check_memory(options.case)
+    check_memory(options.case, ("source", "target") if options.connect is None else ("target",))
     report = _run_loop(_conduct(options))
     _write(report, options.json)
     return report.verified

@@ -57,7 +57,7 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--kv-heads", type=int, metavar="N", help="KV heads in all, instead of the model's")
     group.add_argument("--head-dim", type=int, metavar="N", help="channels of a head, instead of the model's")
     group.add_argument("--dtype", choices=[d.value for d in DType], help="element type, instead of the model's")
-    group.add_argument("--tokens", type=int, default=2048, metavar="N", help="prompt length (%(default)s)")
+    group.add_argument("--tokens", type=int, default=4096, metavar="N", help="prompt length (%(default)s)")
     group.add_argument("--trace", type=Path, metavar="FILE", help="prompt lengths: JSON lines with input_length")
     group.add_argument("--requests", type=int, default=16, metavar="N", help="measured requests (%(default)s)")
     group.add_argument("--warmup", type=int, default=1, metavar="N", help="requests before them (%(default)s)")
