@@ -178,6 +178,8 @@ def _each(part: SourcePart, event: object, at: Moment, concerned: _Concerned = l
         changed, more = fire(SOURCE_LEG, leg, event, at) if concerned(leg) else (leg, ())
         legs.append(changed)
         actions += more
+    if all(changed is leg for changed, leg in zip(legs, part.legs, strict=True)):
+        return part, actions
     return replace(part, legs=tuple(legs)), actions
 
 

@@ -40,6 +40,8 @@ BUSY = (LegPhase.LEASED, LegPhase.COMMITTED)
 """The leg keeps the hold alive."""
 FREE = (LegPhase.NOT_INSTALLED, LegPhase.LAPSED, LegPhase.REVOKED)
 """Known not to be installed: another attempt may be leased, and committed."""
+GONE = (errors.PeerLostError.code, errors.PeerRestartedError.code)
+"""Errors that say that the target is gone."""
 
 
 class PreparedArrived(Value, frozen=True):
@@ -124,6 +126,11 @@ def other_root(_leg: SourceLeg, event: PreparedArrived, _at: Moment) -> bool:
     return event.root is not None and event.source_root is not None and event.root != event.source_root
 
 
+def unmourned(leg: SourceLeg, _event: PeerLost | PeerDead, _at: Moment) -> bool:
+    """The part has not heard from this leg that its target is gone; once is enough, however often it comes and goes."""
+    return leg.error is None or leg.error.code not in GONE
+
+
 # --- effects --------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +200,12 @@ def revoke_lost(leg: SourceLeg, _event: PeerLost, _at: Moment) -> Change:
     return _revoking(leg, fail(End.FAILED, errors.PeerLostError, f"{leg.peer} fell silent while it read"))
 
 
+def record_lost(leg: SourceLeg, _event: PeerLost, _at: Moment) -> Change:
+    """The attempt was over already (its lease lapsed, say), and now nobody is left who would ask in a fresh one."""
+    failure = fail(End.FAILED, errors.PeerLostError, f"{leg.peer} fell silent after attempt {leg.attempt} had ended")
+    return replace(leg, error=failure.error), (LegEnded(failure),)
+
+
 def record_dead(leg: SourceLeg, _event: PeerDead, _at: Moment) -> Change:
     """Whatever it installed died with it."""
     failure = fail(End.FAILED, errors.PeerRestartedError, f"{leg.peer} is gone; attempt {leg.attempt} died with it")
@@ -245,7 +258,9 @@ _over_and_told = row(
     on(PreparedArrived, Edge(None, refuse_again)),
     on(wire.Installed, Edge(None, acknowledge)),
     on(wire.NotInstalled, Edge(None, acknowledge)),
-    inert(LeaseLapsed, PeerLost, PeerDead, Revoke, Tick),
+    on(PeerLost, Edge(None, record_lost, unmourned)),
+    on(PeerDead, Edge(None, record_dead, unmourned)),
+    inert(LeaseLapsed, Revoke, Tick),
 )
 
 SOURCE_LEG = total(

@@ -205,6 +205,8 @@ def _each(part: TargetPart, event: object, at: Moment, concerned: _Concerned = l
         changed, more = fire(TARGET_LEG, leg, event, at) if concerned(leg) else (leg, ())
         legs.append(changed)
         actions += more
+    if all(changed is leg for changed, leg in zip(legs, part.legs, strict=True)):
+        return part, actions
     return replace(part, legs=tuple(legs)), actions
 
 

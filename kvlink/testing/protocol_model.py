@@ -10,12 +10,13 @@ from kvlink.protocol import End, SourcePhase, TargetPart, TargetPhase, source, t
 from kvlink.testing.explorer import Move
 from kvlink.testing.invariants import (
     end_hold,
+    install,
+    note,
     overdue,
     release,
     report_source,
     report_target,
     unsettled,
-    wrong_install,
 )
 from kvlink.testing.worlds import (
     DIGEST,
@@ -139,11 +140,13 @@ class ProtocolModel:
         due = [timer for timer in timers if timer is not None]
         if not due:
             return
-        world = world._replace(now=max(min(due), world.now))
+        before = world = world._replace(now=max(min(due), world.now))
         for index, rank in enumerate(world.targets):
             world = self._to_target(world, index, protocol.Tick()) if rank.alive else world
         for index, held in enumerate(world.sources):
             world = self._to_source(world, index, protocol.Tick()) if held.alive else world
+        if world == before and min(due) <= world.now:
+            world = note(world, f"5: the timer of {min(due):g} is due, and nothing comes of it")
         yield Step(f"the clock comes to {world.now:g}", world)
 
     def _faults(self, world: World) -> Iterator[tuple[str, str, World]]:
@@ -252,7 +255,9 @@ class ProtocolModel:
         for number, fetch in enumerate(world.targets[index].fetches):
             if fetch.part is None:
                 continue
-            part, actions = self.scenario.step_target(fetch.part, event, world.now)
+            part, actions = target.step(fetch.part, event, world.now)
+            if part is fetch.part and not actions:
+                continue
             kept = world.targets[index].fetches[number]._replace(part=_unless_closed(part))
             world = self._do_target(put_fetch(world, index, number, kept), index, number, actions)
         return world
@@ -268,7 +273,9 @@ class ProtocolModel:
             message = event.message if isinstance(event, protocol.Received) else event
             peer = getattr(event, "peer", "")
             return _sends(world, held.peer, protocol.answer_unknown(peer, message))
-        part, actions = self.scenario.step_source(held.part, event, world.now)
+        part, actions = source.step(held.part, event, world.now)
+        if part is held.part and not actions:
+            return world
         closed = part.phase is SourcePhase.CLOSED
         world = put_source(world, index, held._replace(part=None if closed else part))
         return self._do_source(world, index, actions)
@@ -292,19 +299,12 @@ class ProtocolModel:
                 case protocol.CutOff(attempt=attempt):
                     world = put_fetch(world, index, number, fetch._replace(cutting=fetch.cutting | {attempt}))
                 case protocol.Install():
-                    world = self._install(world, index, number)
+                    world = self._to_target(install(world, index, number), index, protocol.InstallDone())
                 case protocol.ReleaseBlocks():
                     world = release(world, index, number)
                 case protocol.Report(end=end):
                     world = report_target(world, index, number, end)
         return world
-
-    def _install(self, world: World, index: int, number: int) -> World:
-        rank = world.targets[index]
-        fetch = rank.fetches[number]
-        wrong = world.wrong or wrong_install(world, rank, fetch)
-        world = put_fetch(world, index, number, fetch._replace(blocks="installed"))._replace(wrong=wrong)
-        return self._to_target(world, index, protocol.InstallDone())
 
     def _do_source(self, world: World, index: int, actions: tuple[Any, ...]) -> World:
         for action in actions:
@@ -328,11 +328,14 @@ class ProtocolModel:
 
     def broken(self, world: World) -> str | None:
         """The invariants that hold at every moment."""
-        return world.wrong or overdue(world, self._bound)
+        late = overdue(world, self._bound)
+        findings = world.wrong if late is None else (*world.wrong, late)
+        return next((finding for finding in findings if finding[0] in self.scenario.checks), None)
 
     def unsettled(self, world: World) -> str | None:
         """The invariants of a world at rest."""
-        return unsettled(world)
+        finding = unsettled(world)
+        return finding if finding is not None and finding[0] in self.scenario.checks else None
 
 
 def _do_plainly(world: World, index: int, action: Any) -> World:  # noqa: ANN401
