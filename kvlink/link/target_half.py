@@ -263,6 +263,10 @@ class TargetHalf:
             self._begin(work, legs)
 
     async def _connect(self, work: TargetWork, legs: Sequence[LegWork]) -> list[Session]:
+        live = [self.sessions.get(leg.peer) for leg in legs]
+        up = [session for session in live if session is not None]
+        if len(up) == len(legs):  # the common case: no turn of the loop is spent on it
+            return up
         dials = []
         for leg in legs:
             place = work.roster.place(leg.source_index)

@@ -191,7 +191,8 @@ class _GroupLeg:
     def _plane_families(self) -> list[_Family]:
         source_planes, target_planes = _planes_by_key(self.source), _planes_by_key(self.target)
         members: dict[tuple[_Strides, _Strides], dict[tuple[int, PlaneKind], list[int]]] = defaultdict(dict)
-        keys = [(layer, kind) for layer in self.share.layers for kind in _kinds(self.source)]
+        kinds = _kinds(self.source)
+        keys = [(layer, kind) for layer in self.share.layers for kind in kinds]
         # The order of the source's memory, so that neither families nor their planes depend on how the leg lists them.
         for key in sorted(keys, key=lambda key: (source_planes[key].region, source_planes[key].offset_bytes, key)):
             one, other = source_planes[key], target_planes[key]
@@ -311,7 +312,8 @@ def _planes_by_key(group: Group) -> dict[tuple[int, PlaneKind], Plane]:
 
 
 def _kinds(group: Group) -> tuple[PlaneKind, ...]:
-    return tuple(kind for kind in PlaneKind if any(plane.kind is kind for plane in group.planes))
+    present = {plane.kind for plane in group.planes}
+    return tuple(kind for kind in PlaneKind if kind in present)
 
 
 def _find(spec: CacheSpec, name: str, side: str) -> int:
