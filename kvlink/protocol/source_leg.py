@@ -200,9 +200,10 @@ def revoke_lost(leg: SourceLeg, _event: PeerLost, _at: Moment) -> Change:
     return _revoking(leg, fail(End.FAILED, errors.PeerLostError, f"{leg.peer} fell silent while it read"))
 
 
-def record_lost(leg: SourceLeg, _event: PeerLost, _at: Moment) -> Change:
-    """The attempt was over already (its lease lapsed, say), and now nobody is left who would ask in a fresh one."""
-    failure = fail(End.FAILED, errors.PeerLostError, f"{leg.peer} fell silent after attempt {leg.attempt} had ended")
+def record_gone(leg: SourceLeg, event: PeerLost | PeerDead, _at: Moment) -> Change:
+    """The attempt was over before (its lease lapsed, say), and now whoever might have asked afresh is gone."""
+    kind = errors.PeerLostError if isinstance(event, PeerLost) else errors.PeerRestartedError
+    failure = fail(End.FAILED, kind, f"{leg.peer} is gone; its attempt {leg.attempt} had ended uninstalled")
     return replace(leg, error=failure.error), (LegEnded(failure),)
 
 
@@ -258,8 +259,8 @@ _over_and_told = row(
     on(PreparedArrived, Edge(None, refuse_again)),
     on(wire.Installed, Edge(None, acknowledge)),
     on(wire.NotInstalled, Edge(None, acknowledge)),
-    on(PeerLost, Edge(None, record_lost, unmourned)),
-    on(PeerDead, Edge(None, record_dead, unmourned)),
+    on(PeerLost, Edge(None, record_gone, unmourned)),
+    on(PeerDead, Edge(None, record_gone, unmourned)),
     inert(LeaseLapsed, Revoke, Tick),
 )
 

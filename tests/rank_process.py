@@ -1,0 +1,282 @@
+"""One rank in a process of its own, to be killed, stopped and resumed: `RankProcess` here, `serve` there.
+
+Calls are lines of JSON on its standard input, answers on its standard output, one at a time. Its cache lies in a file
+(of memory, so that nothing is left on a disk) that both processes map: a test can judge the memory of a rank that is
+stopped or dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import mmap
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+import msgspec
+import numpy as np
+
+from kvlink import CacheSpec, Caches, Config, Identity, Link, Offer, Part, Place, Roster, open_link
+from kvlink.cli.bench.content import SOURCE_CANARY, TARGET_CANARY, CacheContent
+from kvlink.errors import KVLinkError
+from kvlink.layout import DType, standard_spec
+from kvlink.memory import Region
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+PAGE: Final = mmap.PAGESIZE
+MAX_LINE: Final = 1 << 24
+ANSWER_SECONDS: Final = 20.0
+PR_SET_PDEATHSIG: Final = 1
+
+
+class Call(msgspec.Struct):
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class Answer(msgspec.Struct):
+    value: Any = None
+    error: str = ""
+
+
+class Ended(msgspec.Struct):
+    """A part's end, over there. ``at`` is the machine's monotonic clock, which all its processes share."""
+
+    state: str
+    at: float
+    code: str = ""
+    message: str = ""
+    retryable: bool = False
+
+
+def map_regions(file: Path, lengths: Sequence[int]) -> list[np.ndarray]:
+    """The regions of a cache in one shared mapping of ``file``, each on pages of its own."""
+    starts = np.cumsum([0, *(-(-length // PAGE) * PAGE for length in lengths)])
+    with file.open("r+b") as opened:
+        os.ftruncate(opened.fileno(), int(starts[-1]))
+        memory = np.frombuffer(mmap.mmap(opened.fileno(), int(starts[-1])), np.uint8)
+    return [memory[start : start + length] for start, length in zip(starts, lengths, strict=False)]
+
+
+# --- here -----------------------------------------------------------------------------------------------------------
+
+
+class RankProcess:
+    """A process that hosts one rank; `open` gives it a cache and a link, again and again if need be."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        )
+        self.spec: CacheSpec
+        self.content: CacheContent
+        self.regions: list[np.ndarray]
+        self.roster: Roster
+        self.address = ""
+        self._file = os.memfd_create("rank")
+
+    async def open(
+        self,
+        engine: str,
+        incarnation: str,
+        identity: Identity,
+        *,
+        layout: str = "nhd",
+        block_size: int = 16,
+        num_blocks: int = 32,
+        **settings: object,
+    ) -> Self:
+        """A new cache and a link over it, in place of those before."""
+        place = Place(engine=engine, incarnation=incarnation, pp_rank=0, pp_size=1, tp_rank=0, tp_size=1)
+        self.spec = standard_spec(
+            layout,
+            identity=identity,
+            place=place,
+            layers=tuple(range(identity.num_layers)),
+            heads=tuple(range(identity.num_kv_heads)),
+            block_size=block_size,
+            num_blocks=num_blocks,
+            dtype=DType.BFLOAT16,
+        )
+        file = Path(f"/proc/{os.getpid()}/fd/{self._file}")
+        self.regions = map_regions(file, self.spec.region_bytes)
+        canary = SOURCE_CANARY if engine == "prefill" else TARGET_CANARY
+        self.content = CacheContent(self.spec, self.regions, canary)
+        self.content.wipe()
+        spec = msgspec.to_builtins(self.spec)
+        opened = await self.call("open", file=str(file), spec=spec, settings=settings)
+        self.address = opened["address"]
+        self.roster = Roster.of([bytes.fromhex(opened["card"])])
+        return self
+
+    def offer(self, key: str, blocks: Sequence[int], tokens: int, **fields: Any) -> Offer:
+        return Offer(key=key, roster=self.roster, blocks=(tuple(blocks),), tokens=tokens, **fields)
+
+    async def publish(self, offer: Offer) -> None:
+        await self.call("publish", params=offer.to_params())
+
+    async def start_fetch(self, offer: Offer, into: Sequence[int], deadline_seconds: float = 60.0) -> None:
+        arguments = {"into": list(into), "deadline_seconds": deadline_seconds}
+        await self.call("start_fetch", params=offer.to_params(), **arguments)
+
+    async def ended(self, key: str) -> Ended | None:
+        return msgspec.convert(await self.call("ended", key=key), Ended | None)
+
+    async def end_of(self, key: str, timeout_seconds: float = 10.0) -> Ended:
+        """Wait for a part's end."""
+        async with asyncio.timeout(timeout_seconds):
+            while (ended := await self.ended(key)) is None:
+                await asyncio.sleep(0.02)
+        return ended
+
+    async def blocks_out(self) -> dict[str, int]:
+        """`MemoryStats` over there, without what the engine has been handed, and zeros left out."""
+        memory = await self.call("memory")
+        return {state: count for state, count in memory.items() if count and state != "installed"}
+
+    async def call(self, name: str, **arguments: object) -> Any:
+        """Call, in a thread: the loop of the test goes on."""
+        return await asyncio.to_thread(self.exchange, name, arguments)
+
+    def exchange(self, name: str, arguments: dict[str, object]) -> Any:
+        self.send(name, arguments)
+        return self.answer()
+
+    def send(self, name: str, arguments: dict[str, object]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(msgspec.json.encode(Call(name, arguments)) + b"\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], ANSWER_SECONDS)[0]:
+            raise TimeoutError("the rank's process does not answer")
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the rank's process died: {self.process.wait()}")
+        answer = msgspec.json.decode(line, type=Answer)
+        if answer.error:
+            raise RuntimeError(answer.error)
+        return answer.value
+
+    def kill(self) -> float:
+        """SIGKILL; returns when, by the monotonic clock."""
+        at = time.monotonic()
+        self.process.kill()
+        self.process.wait()
+        return at
+
+    def stop(self) -> float:
+        """SIGSTOP, and wait until it holds; returns when."""
+        at = time.monotonic()
+        self.process.send_signal(signal.SIGSTOP)
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.001)
+        return at
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        self.kill()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+        os.close(self._file)
+
+
+# --- there ----------------------------------------------------------------------------------------------------------
+
+
+class Served:
+    """What a rank's process answers; each public method is a call."""
+
+    def __init__(self) -> None:
+        self._link: Link | None = None
+        self._parts: dict[str, Part] = {}
+        self._ended: dict[str, Ended] = {}
+
+    async def open(self, file: str, spec: dict[str, Any], settings: dict[str, Any]) -> dict[str, str]:
+        if self._link is not None:
+            await self._link.close(0)
+        self._parts.clear()
+        self._ended.clear()
+        cache = msgspec.convert(spec, CacheSpec)
+        arrays = map_regions(Path(file), cache.region_bytes)
+        regions = tuple(Region(array.ctypes.data, array.size, array) for array in arrays)
+        self._link = await open_link(Config(**settings), Caches(cache, regions))
+        return {"card": self._link.card.hex(), "address": self._link.address}
+
+    def publish(self, params: dict[str, Any]) -> None:
+        assert self._link is not None
+        self._keep(self._link.publish(Offer.from_params(params)))
+
+    def start_fetch(self, params: dict[str, Any], into: list[int], deadline_seconds: float) -> None:
+        assert self._link is not None
+        self._keep(self._link.start_fetch(Offer.from_params(params), (into,), deadline_seconds=deadline_seconds))
+
+    def cancel(self, key: str, why: str) -> None:
+        assert self._link is not None
+        self._link.cancel(self._parts[key], why)
+
+    def ended(self, key: str) -> Ended | None:
+        return self._ended.get(key)
+
+    def memory(self) -> dict[str, int]:
+        assert self._link is not None
+        return msgspec.to_builtins(self._link.stats().memory)
+
+    async def close(self, timeout_seconds: float) -> list[str]:
+        assert self._link is not None
+        return list((await self._link.close(timeout_seconds)).cut)
+
+    def hold_gil(self, seconds: float) -> None:
+        """Sleep as badly behaved extension code does: no other Python thread of the process runs."""
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+    def _keep(self, part: Part) -> None:
+        self._parts[part.key] = part
+        part.when_ended(self._on_end)
+
+    def _on_end(self, part: Part) -> None:
+        assert part.result is not None
+        error = part.result.error
+        ended = Ended(state=part.state.name, at=time.monotonic())
+        if error is not None:
+            ended = Ended(ended.state, ended.at, error.code, str(error), error.retryable)
+        self._ended[part.key] = ended
+
+
+async def serve(answers: int) -> None:
+    calls = asyncio.StreamReader(limit=MAX_LINE)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(calls), sys.stdin)
+    served = Served()
+    while line := await calls.readline():
+        call = msgspec.json.decode(line, type=Call)
+        try:
+            value = getattr(served, call.name)(**call.arguments)
+            answer = Answer(await value if asyncio.iscoroutine(value) else value)
+        except KVLinkError as error:
+            answer = Answer(error=f"{type(error).__name__}: {error}")
+        os.write(answers, msgspec.json.encode(answer) + b"\n")
+
+
+if __name__ == "__main__":
+    # A stopped process does not see its input end, so the kernel has to end it with its parent.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit("the parent is gone already")
+    answering = os.dup(1)
+    os.dup2(2, 1)  # UCX logs to standard output
+    asyncio.run(serve(answering))
