@@ -23,13 +23,12 @@ from typing import Any, Final, Self
 import msgspec
 import numpy as np
 
-from kvlink import CacheSpec, Caches, Config, Identity, Link, Offer, Part, Place, Roster, open_link
+from kvlink import Caches, CacheSpec, Config, Identity, Link, Offer, Part, Place, Roster, open_link
 from kvlink.cli.bench.content import SOURCE_CANARY, TARGET_CANARY, CacheContent
 from kvlink.errors import KVLinkError
 from kvlink.layout import DType, standard_spec
 from kvlink.memory import Region
 
-ROOT: Final = Path(__file__).resolve().parent.parent
 PAGE: Final = mmap.PAGESIZE
 MAX_LINE: Final = 1 << 24
 ANSWER_SECONDS: Final = 20.0
@@ -76,7 +75,6 @@ class RankProcess:
             [sys.executable, __file__, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
         )
         self.spec: CacheSpec
         self.content: CacheContent

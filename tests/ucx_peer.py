@@ -26,7 +26,6 @@ from kvlink.testing.harness import MEMORY_BYTES, REGION
 from kvlink.transports.base import Completion, Exposure, LeaseReport, Read, RegionKey
 from kvlink.transports.ucx import UcxProbe, UcxTransport
 
-ROOT = Path(__file__).resolve().parent.parent
 MAX_MESSAGE = 1 << 20
 
 
@@ -84,7 +83,7 @@ class PeerProcess:
         self.process = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno()), str(descriptor), str(length)],
             pass_fds=(theirs.fileno(), descriptor),
-            env={**inherited, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", **(environment or {})},
+            env={**inherited, **(environment or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
