@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from enum import Enum
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -50,6 +53,12 @@ def test_a_missing_or_doubled_cell_is_found_at_import() -> None:
         total(Lamp, (int,), {Lamp.OFF: row(inert(int, str)), Lamp.ON: row(inert(int))})
     with pytest.raises(ValueError, match="given twice"):
         row(inert(int), on(int, Edge(Lamp.ON)))
+
+
+def test_the_diagrams_in_the_documentation_are_those_of_the_tables() -> None:
+    script = Path(__file__).parent.parent / "scripts" / "protocol-diagrams"
+    checked = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
 
 
 ERROR = protocol.error_info(errors.TransportError, "boom")
