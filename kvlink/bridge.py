@@ -16,38 +16,59 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Literal, Self, TypeVar
 
 from kvlink.config import Config
-from kvlink.descriptor import BlockList
-from kvlink.errors import ClosedError, DeadlineError, KVLinkError
-from kvlink.limits import CLOSE_TIMEOUT_SECONDS
+from kvlink.descriptor import BlockList, Facts
+from kvlink.errors import ClosedError, DeadlineError, KVLinkError, TransferError
+from kvlink.limits import (
+    BRIDGE_ANSWER_SECONDS,
+    BRIDGE_CLOSE_MARGIN_SECONDS,
+    BRIDGE_TURNS,
+    CLOSE_TIMEOUT_SECONDS,
+    MAX_TOKENS_PER_REQUEST,
+)
 from kvlink.link import CloseReport, Link, Part, Result, State, Stats, open_link
 from kvlink.memory import Caches
+from kvlink.transports.base import Transport
 from kvlink.wire import Offer, Roster, Ticket
 
-_log = logging.getLogger("kvlink.bridge")
 T = TypeVar("T")
 Pump = Literal["thread", "caller"]
-_OPEN_TIMEOUT_SECONDS = 30.0
+
+_log = logging.getLogger("kvlink.bridge")
 
 
 class Bridge:
     """A `kvlink.Link` behind non-blocking calls.
 
-    Every verb returns at once; what it started ends in a part that `poll` returns exactly once. Nothing below blocks
-    unless it takes a timeout.
+    Every verb returns at once; what it started ends in a part that `poll` returns exactly once: a verb that the link
+    refuses ends its part `State.FAILED` with the refusal, it does not raise. Nothing below blocks unless it takes a
+    timeout. Every call raises `ClosedError` after `close`, except `poll`, and always in a process forked since.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pump: Pump) -> None:
         self._loop = loop
         self._pump: Pump = pump
+        self._pid = os.getpid()
         self._thread: threading.Thread | None = None
         self._link: Link | None = None
         self._ended: deque[Part] = deque()
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._closed = False
+        self._posting = threading.Lock()
+        self._closing = False
+        self._report: CloseReport | None = None
 
     @classmethod
-    def open(cls, config: Config, caches: Caches, *, pump: Pump = "thread", siblings: Roster | None = None) -> Self:
+    def open(
+        cls,
+        config: Config,
+        caches: Caches,
+        *,
+        pump: Pump = "thread",
+        siblings: Roster | None = None,
+        transports: Sequence[Transport] | None = None,
+    ) -> Self:
         """Open a link over ``caches``. Blocks until it listens (memory is registered by then).
+
+        Arguments are those of `kvlink.open_link`; ``transports`` are used from the bridge's thread only.
 
         Raises:
             ConfigError: a setting is wrong.
@@ -59,14 +80,18 @@ class Bridge:
             bridge._thread.start()
 
         async def enter() -> Link:
-            return await open_link(config, caches, siblings=siblings)
+            return await open_link(config, caches, siblings=siblings, transports=transports)
 
         try:
-            bridge._link = bridge._run(enter(), _OPEN_TIMEOUT_SECONDS)
+            bridge._link = bridge._run(enter(), BRIDGE_ANSWER_SECONDS)
         except BaseException:
             bridge._stop_loop()
             raise
         return bridge
+
+    def set_siblings(self, roster: Roster) -> None:
+        """Tell this rank who its engine's other ranks are; waits for the loop. See `kvlink.Link.set_siblings`."""
+        self._ask(lambda link: link.set_siblings(roster))
 
     # --- verbs --------------------------------------------------------------------------------------------------
 
@@ -79,11 +104,23 @@ class Bridge:
         """Source: this KV may be fetched. See `kvlink.Link.publish`."""
         return self._submit(lambda link, part: link.publish(offer, part=part), Part(offer.key))
 
-    def announce(self, key: str, *, max_tokens: int, ttl_seconds: float) -> Part:
-        """Source, push: KV for ``key`` is coming. See `kvlink.Link.announce`."""
-        part = Part(key, controls=self)
+    def announce(
+        self,
+        key: str,
+        *,
+        ttl_seconds: float,
+        max_tokens: int = MAX_TOKENS_PER_REQUEST,
+        facts: Facts | None = None,
+    ) -> Part:
+        """Source, push: KV for ``key`` is coming. See `kvlink.Link.announce`.
+
+        A frontier that does not fit (`Part.ready`, `Part.seal`) ends the part `State.FAILED`; it does not raise.
+        """
         return self._submit(
-            lambda link, part: link.announce(key, max_tokens=max_tokens, ttl_seconds=ttl_seconds, part=part), part
+            lambda link, part: link.announce(
+                key, max_tokens=max_tokens, ttl_seconds=ttl_seconds, facts=facts, part=part
+            ),
+            Part(key, controls=self),
         )
 
     def fetch(
@@ -93,6 +130,7 @@ class Bridge:
         *,
         deadline_seconds: float,
         first_token: int | None = None,
+        facts: Facts | None = None,
         uncovered: Literal["leave", "zero"] = "leave",
     ) -> Part:
         """Target: fetch an offer. See `kvlink.Link.start_fetch`."""
@@ -102,15 +140,14 @@ class Bridge:
                 into,
                 deadline_seconds=deadline_seconds,
                 first_token=first_token,
+                facts=facts,
                 uncovered=uncovered,
                 part=part,
             ),
             Part(offer.key),
         )
 
-    def expect(
-        self, ticket: Ticket, source: Roster, into: Sequence[Sequence[int]], *, deadline_seconds: float
-    ) -> Part:
+    def expect(self, ticket: Ticket, source: Roster, into: Sequence[Sequence[int]], *, deadline_seconds: float) -> Part:
         """Target, push: reserve and deliver the ticket. See `kvlink.Link.expect`."""
         return self._submit(
             lambda link, part: link.expect(ticket, source, into, deadline_seconds=deadline_seconds, part=part),
@@ -120,58 +157,65 @@ class Bridge:
     def renew(self, offers: Iterable[Offer]) -> None:
         """Target: these offers are queued here and not yet fetched; keep their source blocks."""
         kept = tuple(offers)
-        self._post(lambda: self._open_link().renew(kept))
+        self._tell(lambda link: link.renew(kept))
 
     def decline(self, offer: Offer, why: str) -> None:
         """Target: this rank will not fetch ``offer`` (full local hit, abort in the queue)."""
-        self._post(lambda: self._open_link().decline(offer, why))
+        self._tell(lambda link: link.decline(offer, why))
 
     def release(self, part: Part) -> None:
         """Target: the engine reuses the blocks of an installed part; its recorded outcome ends."""
-        self._post(lambda: self._open_link().release(part.key))
+        self._tell(lambda link: link.release(part.key))
 
     def cancel(self, part: Part, why: str) -> None:
         """End a part. Its end is reported by `poll` after the cut-off, as for any other end."""
-        self._post(lambda: self._open_link().cancel(part, why))
+        self._tell(lambda link: link.cancel(part, why))
 
     def poll(self, limit: int = 256) -> list[Part]:
-        """Parts that ended since the last call, each once, at most ``limit``. Never blocks."""
-        if self._pump == "caller" and not self._closed:
+        """Parts that ended since the last call, each once, at most ``limit``. Never blocks.
+
+        After `close` it returns what is left, such as the parts that were cut.
+        """
+        self._check_process()
+        if self._pump == "caller" and self._report is None:
             self._turn()
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._event)
+        if self._event >= 0:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._event)
         ended: list[Part] = []
         while self._ended and len(ended) < limit:
             ended.append(self._ended.popleft())
         if self._ended:
-            os.eventfd_write(self._event, 1)
+            self._wake()
         return ended
 
     def fileno(self) -> int:
-        """Readable while `poll` may have something (``pump="thread"``; with ``"caller"``, poll on your own tick)."""
+        """Readable while `poll` may have something (``pump="thread"``; with ``"caller"``, poll on your own tick).
+
+        It is this bridge's own, and closed with it.
+        """
+        self._open_link()
         return self._event
 
     def quiesce(self, parts: Iterable[Part], timeout_seconds: float) -> bool:
         """Block until none of ``parts`` touches a block any more; True if that came about within the timeout."""
         waited = tuple(parts)
         link = self._open_link()
-        return self._run(link.quiesce(waited, timeout_seconds), timeout_seconds + 1.0)
+        return self._run(link.quiesce(waited, timeout_seconds), timeout_seconds + BRIDGE_CLOSE_MARGIN_SECONDS)
 
     def stats(self) -> Stats:
-        """Counters and block accounting, as of now."""
-        link = self._open_link()
-
-        async def read() -> Stats:
-            return link.stats()
-
-        return self._run(read(), _OPEN_TIMEOUT_SECONDS)
+        """Counters and block accounting, as of now; waits for the loop."""
+        return self._ask(lambda link: link.stats())
 
     def close(self, timeout_seconds: float = CLOSE_TIMEOUT_SECONDS) -> CloseReport:
         """Drain within the bound, cut off what is left, close. Idempotent; says what it cut."""
-        if self._link is None or self._closed:
-            return CloseReport(cut=())
-        report = self._run(self._link.close(timeout_seconds), timeout_seconds + 5.0)
-        self._closed = True
+        self._check_process()
+        if self._report is not None or self._link is None:
+            return self._report or CloseReport(cut=())
+        with self._posting:  # what was posted before is in the loop's queue before the close, and gets its end
+            self._closing = True
+        report = self._run(self._link.close(timeout_seconds), timeout_seconds + BRIDGE_CLOSE_MARGIN_SECONDS)
+        self._report = report
         self._stop_loop()
         return report
 
@@ -194,60 +238,90 @@ class Bridge:
         return part
 
     def _guarded(self, part: Part, act: Callable[[Link], object]) -> None:
-        """Run ``act`` on the loop; a refusal there is the part's end, since the caller is no longer listening."""
+        """Run ``act`` on the loop. Nobody listens there: whatever it raises is the part's end."""
 
-        def run() -> None:
+        def run(link: Link) -> None:
             try:
-                act(self._open_link())
-            except KVLinkError as error:
-                self._refused(part, error)
-            except Exception as error:  # noqa: BLE001 - our own fault: it ends the part, and is logged
-                _log.exception("a verb for part %s failed", part.key)
-                self._refused(part, KVLinkError(f"internal: {type(error).__name__}: {error}", request_id=part.key))
+                act(link)
+            except Exception as error:  # noqa: BLE001 - a part that never ends is worse than any error in it
+                told = error if isinstance(error, KVLinkError) else TransferError(f"{type(error).__name__}: {error}")
+                if not link.source.fail(part, told):
+                    part.end(Result(key=part.key, state=State.FAILED, error=told))
 
         self._post(run)
 
-    def _refused(self, part: Part, error: KVLinkError) -> None:
-        """The part ends with the refusal; if it was live already, the link then ends it, too."""
-        part.end(Result(key=part.key, state=State.FAILED, error=error))
-        if self._link is not None:
-            self._link.source.cancel(part, str(error))
+    def _tell(self, act: Callable[[Link], object]) -> None:
+        """Run ``act`` on the loop; it has no part that could carry its refusal."""
 
-    def _post(self, act: Callable[[], None]) -> None:
-        if self._closed:
-            raise ClosedError("this bridge is closed; open a new one")
-        self._loop.call_soon_threadsafe(act)
+        def run(link: Link) -> None:
+            try:
+                act(link)
+            except KVLinkError as error:
+                _log.warning("%s", error)
+
+        self._post(run)
+
+    def _post(self, act: Callable[[Link], None]) -> None:
+        with self._posting:
+            self._loop.call_soon_threadsafe(act, self._open_link())
 
     def _on_end(self, part: Part) -> None:
         self._ended.append(part)
-        os.eventfd_write(self._event, 1)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._event >= 0:
+            os.eventfd_write(self._event, 1)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ClosedError("this bridge was opened before a fork; open another one in this process")
 
     def _open_link(self) -> Link:
-        if self._link is None or self._closed:
+        self._check_process()
+        if self._link is None or self._closing:
             raise ClosedError("this bridge is closed; open a new one")
         return self._link
 
     def _turn(self) -> None:
-        """One turn of the loop: what is ready now, no waiting."""
-        self._loop.call_soon(self._loop.stop)
+        """Some turns of the loop: what is ready now and what follows from it, no waiting."""
+
+        def turned(left: int) -> None:
+            if left:
+                self._loop.call_soon(turned, left - 1)
+            else:
+                self._loop.stop()
+
+        self._loop.call_soon(turned, BRIDGE_TURNS)
         self._loop.run_forever()
 
+    def _ask(self, question: Callable[[Link], T]) -> T:
+        link = self._open_link()
+
+        async def answer() -> T:
+            return question(link)
+
+        return self._run(answer(), BRIDGE_ANSWER_SECONDS)
+
     def _run(self, work: Coroutine[Any, Any, T], timeout_seconds: float) -> T:
+        late = f"the bridge's loop did not answer within {timeout_seconds:g} s"
         if self._pump == "caller":
-            return self._loop.run_until_complete(asyncio.wait_for(work, timeout_seconds))
+            try:
+                return self._loop.run_until_complete(asyncio.wait_for(work, timeout_seconds))
+            except TimeoutError:
+                raise DeadlineError(late) from None
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout_seconds)
         except TimeoutError:
             future.cancel()
-            raise DeadlineError(f"the bridge's loop did not answer within {timeout_seconds:g} s") from None
+            raise DeadlineError(late) from None
 
     def _stop_loop(self) -> None:
         if self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_OPEN_TIMEOUT_SECONDS)
+            self._thread.join(BRIDGE_ANSWER_SECONDS)
         if not self._loop.is_running():
             self._loop.close()
-        if self._event >= 0:
-            os.close(self._event)
-            self._event = -1
+        event, self._event = self._event, -1
+        os.close(event)

@@ -7,7 +7,6 @@ last for seconds, so that what happens to it happens in its middle.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -18,9 +17,9 @@ import pytest
 from engines import Engine, source_engine, target_engine, until
 from rank_process import RankProcess
 
-from kvlink import CacheSpec, Identity, Offer, Part, State
+from kvlink import CacheSpec, Identity, Part, State
 from kvlink.cli.bench.content import TARGET_CANARY, Prompt
-from kvlink.errors import KVLinkError, PeerError, PeerLostError, PeerRestartedError
+from kvlink.errors import CancelledError, KVLinkError, PeerError, PeerLostError, PeerRestartedError
 
 IDENTITY = Identity(model="tiny", num_layers=2, num_kv_heads=8, head_dim=32)
 SHAPE: dict[str, Any] = {"identity": IDENTITY, "block_size": 64, "num_blocks": 320}
@@ -156,7 +155,8 @@ async def test_b1_c7_a_source_killed_in_mid_transfer_is_lost_and_a_new_one_is_se
         part = await fetch_big(source, target, "i:killed")
         killed = source.kill()
         error, ended = await end_of(part)
-        assert isinstance(error, PeerLostError) and error.retryable
+        assert isinstance(error, PeerLostError)
+        assert error.retryable
         assert ended - killed < ENDS_WITHIN_SECONDS
         target.assert_no_block_out()
         assert target.ranks[0].content.check_wiped(OTHERS) is None
@@ -172,7 +172,8 @@ async def test_b3_c7_a_target_killed_in_mid_transfer_frees_its_source_which_serv
         part = await big_fetched(source, target, "i:killed")
         killed = target.kill()
         error, ended = await end_of(part)
-        assert isinstance(error, PeerError) and error.retryable
+        assert isinstance(error, PeerError)
+        assert error.retryable
         assert ended - killed < ENDS_WITHIN_SECONDS
         source.assert_no_block_out()
         assert target.content.check_wiped(OTHERS) is None
@@ -187,7 +188,8 @@ async def test_a1_c7_a_source_stopped_in_mid_transfer_and_resumed_after_the_cut_
         part = await fetch_big(source, target, "i:stopped")
         stopped = source.stop()
         error, ended = await end_of(part)
-        assert isinstance(error, PeerLostError) and error.retryable
+        assert isinstance(error, PeerLostError)
+        assert error.retryable
         assert ended - stopped < LOST_WITHIN_SECONDS
         target.assert_no_block_out()
         regions = [region.array for region in target.ranks[0].caches.regions]
@@ -206,7 +208,8 @@ async def test_a3_c7_a_target_stopped_past_its_lease_installs_nothing_when_resum
         part = await big_fetched(source, target, "i:stopped")
         stopped = target.stop()
         error, ended = await end_of(part)
-        assert isinstance(error, PeerError) and error.retryable
+        assert isinstance(error, PeerError)
+        assert error.retryable
         assert ended - stopped < ENDS_WITHIN_SECONDS
         source.assert_no_block_out()
         source.ranks[0].content.wipe()  # the blocks are another request's now
@@ -227,10 +230,75 @@ async def test_c1_a_source_restarted_on_its_port_is_another_peer(open_rank: Open
         successor = await open_rank("prefill", listen=address)
         assert successor.address == address
         error, ended = await end_of(part)
-        assert isinstance(error, PeerLostError | PeerRestartedError) and error.retryable
+        assert isinstance(error, PeerLostError | PeerRestartedError)
+        assert error.retryable
         assert ended - killed < ENDS_WITHIN_SECONDS
         with pytest.raises(PeerRestartedError) as caught:
             await target.links[0].fetch(kept, (INTO,), deadline_seconds=10)
         assert caught.value.retryable
         target.assert_no_block_out()
         await serves_here(successor, target, "i:new")
+
+
+@pytest.mark.parametrize("holder", ["source", "target"])
+async def test_b9_a_held_gil_is_neither_loss_nor_lapse(holder: str, open_rank: OpenRank) -> None:
+    quick = {"lease_seconds": 1.2, "peer_lost_seconds": 1.2, "heartbeat_seconds": 0.2}
+    held_seconds = 2.5
+    if holder == "source":
+        source = await open_rank("prefill", **quick)
+        async with target_here(**quick) as target:
+            part = await fetch_big(source, target, "i:held")
+            await source.call("hold_gil", seconds=held_seconds)
+            await part.wait()
+            target.assert_holds(BIG, INTO)
+            assert (await source.end_of("i:held")).state == "DONE"
+            counters = target.links[0].stats().counters
+    else:
+        receiver = await open_rank("decode", **quick)
+        async with source_here(**quick) as giver:
+            part = await big_fetched(giver, receiver, "i:held")
+            await receiver.call("hold_gil", seconds=held_seconds)
+            await part.wait()
+            assert (await receiver.end_of("i:held")).state == "DONE"
+            assert receiver.content.check(BIG, INTO) is None
+            counters = giver.links[0].stats().counters
+    assert (counters["peers_lost"], counters["leases_lapsed"]) == (0, 0)
+
+
+async def test_a7_a_source_that_closes_while_it_is_read_lets_the_reader_finish(open_rank: OpenRank) -> None:
+    source = await open_rank("prefill")
+    async with target_here() as target:
+        part = await fetch_big(source, target, "i:drained")
+        assert await source.call("close", timeout_seconds=15.0) == []
+        await part.wait()
+        target.assert_holds(BIG, INTO)
+
+
+async def test_a7_a_source_that_closes_past_its_bound_says_what_it_cut(open_rank: OpenRank) -> None:
+    source = await open_rank("prefill")
+    async with target_here() as target:
+        part = await fetch_big(source, target, "i:cut")
+        assert await source.call("close", timeout_seconds=0.1) == ["i:cut"]
+        error, _ = await end_of(part)
+        assert isinstance(error, CancelledError | PeerLostError)
+        target.assert_no_block_out()
+        assert (await source.ended("i:cut")).state == "CANCELLED"
+        await serves_here(await open_rank("prefill"), target, "i:next")
+
+
+@TRANSPORTS
+async def test_a7_a_target_that_closes_past_its_bound_says_what_it_cut_and_is_written_no_more(
+    tls: str | None, open_rank: OpenRank
+) -> None:
+    source = await open_rank("prefill", ucx_tls=tls)
+    async with target_here(tls) as target:
+        part = await fetch_big(source, target, "i:cut")
+        report = await target.links[0].close(0.1)
+        assert report.cut == ("i:cut",)
+        assert part.state is State.CANCELLED
+        target.ranks[0].content.wipe()
+        await asyncio.sleep(0.2)
+        target.assert_untouched()
+    assert (await source.end_of("i:cut")).state == "CANCELLED"
+    async with target_here(tls) as successor:
+        await serves_here(source, successor, "i:next")

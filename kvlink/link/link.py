@@ -294,12 +294,14 @@ class Link:
 
     def release(self, key: str) -> None:
         """Target: the engine is done with an installed request's blocks; its recorded outcome ends. Idempotent."""
+        self._check_process()
         self.target.release(key)
 
     # --- both ---------------------------------------------------------------------------------------------------------
 
     def cancel(self, part: Part, why: str) -> None:
         """End a part, from either side. The end is reported after the cut-off; a part that has ended stays as it is."""
+        self._check_process()
         if not part.state.ended:
             self.source.cancel(part, why)
             self.target.cancel(part, why)
@@ -326,7 +328,11 @@ class Link:
 
         Returns:
             What was cut.
+
+        Raises:
+            ClosedError: in a process forked since; the link is its parent's to close.
         """
+        self._check_process()
         if self._report is not None:
             return self._report
         bound = self._rank.config.close_seconds if timeout_seconds is None else timeout_seconds
@@ -371,9 +377,13 @@ class Link:
     def _untrack(self, part: Part) -> None:
         self._parts.pop(id(part), None)
 
-    def _check_open(self) -> None:
+    def _check_process(self) -> None:
+        """A child shares its parent's sockets and polls: whatever it did with them, it would do to its parent."""
         if os.getpid() != self._pid:
             raise ClosedError("this link was opened before a fork; open another one in this process")
+
+    def _check_open(self) -> None:
+        self._check_process()
         if self._closing:
             raise ClosedError("this link is closed; open another one")
 

@@ -190,6 +190,14 @@ class SourceHalf:
             failure = protocol.fail(End.CANCELLED, CancelledError, f"cancelled by the source: {why}")
             self._feed(work, protocol.Cancel(failure))
 
+    def fail(self, part: Part, error: KVLinkError) -> bool:
+        """End a live part of this half with ``error``, for whom cannot raise it; whether it is one."""
+        work = self._works.get(part.key)
+        if work is None or work.part is not part or part.state.ended:
+            return False
+        self._feed(work, protocol.Cancel(protocol.failure_of(error_to_info(error))))
+        return True
+
     def stop(self) -> None:
         """No more timers."""
         if self._sweeper is not None:
