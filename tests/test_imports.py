@@ -1,0 +1,71 @@
+"""What importing kvlink loads and costs, and that nothing inside it imports from its own front door."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import kvlink
+
+HOME = Path(kvlink.__file__).parent
+MAX_IMPORT_SECONDS = 0.2
+FRESH_INTERPRETERS = 5
+HEAVY = ("kvlink._native", "libucx", "numpy", "asyncio", "msgspec", "rich")
+OPTIONAL = ("torch", "cupy", "matplotlib")
+
+SPY = f"""
+import sys
+class Spy:
+    def find_spec(self, name, path=None, target=None):
+        if name in {OPTIONAL}:
+            print(name)
+sys.meta_path.insert(0, Spy())
+"""
+"""Prints the optional packages that somebody tries to import, whether they are installed or not."""
+TIME_THE_IMPORT = "import time; start = time.perf_counter(); import kvlink; print(time.perf_counter() - start)"
+USE_EVERY_NAME = "import kvlink; [getattr(kvlink, name) for name in kvlink.__all__]"
+
+
+def fresh(program: str) -> str:
+    ran = subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True, text=True)
+    return ran.stdout.strip()
+
+
+def test_importing_kvlink_loads_nothing_heavy() -> None:
+    assert fresh(f"{SPY}import kvlink; print([name for name in {HEAVY} if name in sys.modules])") == "[]"
+
+
+def test_using_every_public_name_asks_for_no_optional_package() -> None:
+    assert fresh(SPY + USE_EVERY_NAME) == ""
+
+
+def test_importing_kvlink_takes_less_than_its_bound() -> None:
+    """The best of several, because a busy machine says nothing about kvlink."""
+    assert min(float(fresh(TIME_THE_IMPORT)) for _ in range(FRESH_INTERPRETERS)) < MAX_IMPORT_SECONDS
+
+
+def test_nothing_inside_imports_a_name_from_the_front_door() -> None:
+    """It would make every room depend on all of them, and the layers contract does not see it."""
+    rooms = {path.stem for path in HOME.iterdir() if path.suffix == ".py" or path.is_dir()}
+    found = [
+        f"{path.relative_to(HOME)}:{node.lineno}: from kvlink import {alias.name}"
+        for path in HOME.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == "kvlink" and not node.level
+        for alias in node.names
+        if alias.name not in rooms
+    ]
+    assert not found
+
+
+def test_every_import_inside_is_absolute() -> None:
+    """So that the test above, and a reader with a search box, find them."""
+    found = [
+        f"{path.relative_to(HOME)}:{node.lineno}"
+        for path in HOME.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert not found
