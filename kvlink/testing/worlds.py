@@ -61,6 +61,10 @@ class Scenario:
     checks: str = "12345678AC"
 
 
+_OVER = -1.0
+"""When a part began that has ended: it no longer matters."""
+
+
 class Asked(NamedTuple):
     """`wire.Ask`, less what the model does not need."""
 
@@ -174,10 +178,7 @@ def canonical(world: World) -> World:
     """Drop what can make no difference any more, so that states that differ in nothing else are one."""
     alive = {held.peer for held in world.sources if held.alive}
     alive |= {rank.peer for rank in world.targets if rank.alive and _listening(rank)}
-    targets = tuple(
-        rank._replace(fetches=tuple(_settled(fetch, alive=rank.alive) for fetch in rank.fetches))
-        for rank in world.targets
-    )
+    targets = tuple(_with_settled(rank) for rank in world.targets)
     proofs = {notice for notice in world.notices if isinstance(notice[1], protocol.PeerDead)}
     return world._replace(
         packets=frozenset(packet for packet in world.packets if packet.receiver in alive),
@@ -190,11 +191,21 @@ def _listening(rank: Target) -> bool:
     return not rank.fetches or any(fetch.part is not None for fetch in rank.fetches)
 
 
-def _settled(fetch: Fetch, *, alive: bool) -> Fetch:
-    if alive and fetch.end is None:
-        return fetch
+def _with_settled(rank: Target) -> Target:
+    if all(_is_settled(fetch, alive=rank.alive) for fetch in rank.fetches):
+        return rank
+    fetches = tuple(fetch if _is_settled(fetch, alive=rank.alive) else _settled(fetch) for fetch in rank.fetches)
+    return rank._replace(fetches=fetches)
+
+
+def _is_settled(fetch: Fetch, *, alive: bool) -> bool:
+    return (alive and fetch.end is None) or fetch.began == _OVER
+
+
+def _settled(fetch: Fetch) -> Fetch:
+    """An ended part only tells: what it once waited for no longer sets it apart."""
     part = fetch.part
     if part is not None:
         legs = tuple(replace(leg, prepared_at=None, root=None) for leg in part.legs)
         part = replace(part, deadline_at=0.0, failure=None, legs=legs)
-    return fetch._replace(part=part, began=0.0, landed=frozenset(), dirty=frozenset())
+    return fetch._replace(part=part, began=_OVER, landed=frozenset(), dirty=frozenset())
