@@ -1,4 +1,4 @@
-"""What importing kvlink loads and costs, and that nothing inside it imports from its own front door."""
+"""What importing kvlink loads and costs, and what its sources must not import or call."""
 
 from __future__ import annotations
 
@@ -68,4 +68,22 @@ def test_every_import_inside_is_absolute() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom) and node.level
     ]
+    assert not found
+
+
+def test_nothing_unpickles_or_evaluates() -> None:
+    """K1: bytes from outside are decoded by typed schemas only."""
+    modules, calls = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}, {"eval", "exec", "compile"}
+    found = []
+    for path in HOME.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = {alias.name.partition(".")[0] for alias in node.names} & modules
+            elif isinstance(node, ast.ImportFrom):
+                names = {(node.module or "").partition(".")[0]} & modules
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                names = {node.func.id} & calls
+            else:
+                continue
+            found += [f"{path.relative_to(HOME)}:{node.lineno}: {name}" for name in names]
     assert not found
