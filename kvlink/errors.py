@@ -102,7 +102,7 @@ class MismatchError(KVLinkError):
 
     code = "mismatch"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what differed, where, and whose it is
         self,
         field: str,
         source_value: object,
@@ -217,9 +217,7 @@ class BusyError(TransferError):
     default_retryable = True
 
     def __init__(self, message: str, *, retry_after_seconds: float = 0.0, **where: str | None) -> None:
-        super().__init__(
-            message, request_id=where.get("request_id"), peer=where.get("peer"), stage=where.get("stage")
-        )
+        super().__init__(message, request_id=where.get("request_id"), peer=where.get("peer"), stage=where.get("stage"))
         self.retry_after_seconds = retry_after_seconds
 
 

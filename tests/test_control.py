@@ -49,7 +49,7 @@ def addresses(tmp_path):
 async def soon(condition):
     """Wait until ``condition()``; the test's own bound ends it."""
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        while not condition():
             await asyncio.sleep(0.005)
 
 

@@ -229,7 +229,7 @@ UNPROVEN = {
 
 async def refused(served, reason, count):
     async with asyncio.timeout(5):
-        while served.listener.refused[reason] < count:  # noqa: ASYNC110 - a counter has no event
+        while served.listener.refused[reason] < count:
             await asyncio.sleep(0.002)
 
 

@@ -26,8 +26,6 @@ from kvlink.transports.loopback_fabric import LoopbackFabric
 PROMPT = Prompt(seed=7, tokens=75)
 
 
-
-
 def blocks_for(engine: Engine, tokens: int = PROMPT.tokens) -> tuple[int, ...]:
     """Scattered blocks that hold the prompt."""
     count = -(-tokens // engine.block_size)

@@ -278,9 +278,7 @@ class Link:
         self._check_open()
         _check_deadline(deadline_seconds)
         started = part or Part(ticket.key, ticket=ticket)
-        return self._track(
-            self.target.expect(ticket, source, into, deadline_seconds=deadline_seconds, part=started)
-        )
+        return self._track(self.target.expect(ticket, source, into, deadline_seconds=deadline_seconds, part=started))
 
     def renew(self, offers: Iterable[Offer]) -> None:
         """Target: these offers are queued here and not yet fetched; their sources keep the blocks a while longer."""

@@ -246,9 +246,7 @@ class Sessions:
         """Identity and digest scheme must agree before anything is read."""
         theirs, ours = connection.peer_introduce.spec, self._rank.caches.spec
         source, target = (theirs, ours) if self._reading else (ours, theirs)
-        compare_identity(
-            source.identity, target.identity, source_peer=str(source.place), target_peer=str(target.place)
-        )
+        compare_identity(source.identity, target.identity, source_peer=str(source.place), target_peer=str(target.place))
         scheme = connection.peer_introduce.digest_scheme
         if scheme != limits.DIGEST_SCHEME:
             raise MismatchError(

@@ -69,6 +69,7 @@ _log = logging.getLogger("kvlink.link")
 _Attempt = tuple[str, int]
 """Peer and attempt."""
 
+
 @dataclass(slots=True, eq=False)
 class _Work:
     """One request on this source rank.

@@ -145,9 +145,7 @@ class TargetHalf:
         for offer in offers:
             for index, ranked in enumerate(offer.roster.ranks):
                 message = Renew(keys=(offer.key,))
-                self._tasks.start(
-                    self._tell(ranked.address, offer.roster.place(index), message), f"renew {offer.key}"
-                )
+                self._tasks.start(self._tell(ranked.address, offer.roster.place(index), message), f"renew {offer.key}")
 
     def decline(self, offer: Offer, why: str) -> None:
         """Tell the sources that we would read that we will not."""
@@ -446,9 +444,7 @@ class TargetHalf:
     def _tell_unread(self, key: str, roster: Roster, unread: Sequence[int]) -> None:
         message = Decline(key=key, why="no rank of the target engine reads this replica", unread=True)
         for index in unread:
-            self._tasks.start(
-                self._tell(roster.ranks[index].address, roster.place(index), message), f"unread {key}"
-            )
+            self._tasks.start(self._tell(roster.ranks[index].address, roster.place(index), message), f"unread {key}")
 
     # --- the machine's actions ------------------------------------------------------------------------------------
 
