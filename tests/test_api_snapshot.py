@@ -16,6 +16,8 @@ from pathlib import Path
 from types import FunctionType, MemberDescriptorType, ModuleType
 from typing import ForwardRef
 
+import pytest
+
 SNAPSHOT = Path(__file__).parent / "snapshots" / "api.txt"
 MODULES = (
     "kvlink",
@@ -37,8 +39,9 @@ def test_the_public_api_is_the_one_in_the_snapshot() -> None:
         SNAPSHOT.parent.mkdir(exist_ok=True)
         SNAPSHOT.write_text(api)
     recorded = SNAPSHOT.read_text()
-    changes = difflib.unified_diff(recorded.splitlines(), api.splitlines(), "recorded", "now", lineterm="", n=0)
-    assert api == recorded, "the public API changed; if that is meant, " + __doc__.split("\n\n")[1] + "\n".join(changes)
+    if api != recorded:
+        diff = difflib.unified_diff(recorded.splitlines(), api.splitlines(), "recorded", "now", lineterm="", n=0)
+        pytest.fail("\n".join(["the public API changed", *diff, *__doc__.splitlines()[2:]]), pytrace=False)
 
 
 class Bare(str):
