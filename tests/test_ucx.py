@@ -126,6 +126,30 @@ def test_both_sides_read_from_each_other(pair: tuple[Target, PeerProcess]) -> No
     assert np.array_equal(source.memory, after_theirs)
 
 
+@pairs(2 << 20, 10.0, tcp="tcp")
+def test_a_cut_off_by_force_harms_neither_direction(pair: tuple[Target, PeerProcess]) -> None:
+    """A4, C7: an endpoint closed by force, again and again, leaves the peer's own reads, and ours, working."""
+    target, source = pair
+    plan = scattered_plan()
+    attempt = 0
+    for _ in range(3):
+        attempt += 3
+        source.stop()
+        read = target.read(plan, attempt, integrity=False)
+        target.end_of(target.transport.cut_off("source", attempt))
+        assert target.end_of(read).outcome is Outcome.CUT_OFF
+        source.resume()
+        target.transport.expose(
+            Exposure(peer="source", attempt=attempt + 1, plan=plan, lease_seconds=9, integrity=True, chunk_leaves=4)
+        )
+        source.read(Read(peer="target", attempt=attempt + 1, plan=plan, integrity=True, chunk_leaves=4, max_rereads=0))
+        while not (ended := source.poll()):
+            time.sleep(0.001)
+        assert ended[0].outcome is Outcome.OK
+        source.expose(exposure(plan, attempt + 2))
+        assert target.end_of(target.read(plan, attempt + 2)).outcome is Outcome.OK
+
+
 @pytest.mark.parametrize("tls", [None, "tcp"])
 def test_both_sides_live_in_one_process(tls: str | None, closing: ExitStack) -> None:
     source, target = Target(2 << 20, ucx_tls=tls), Target(2 << 20, ucx_tls=tls)

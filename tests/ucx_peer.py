@@ -110,7 +110,10 @@ class PeerProcess:
         self._socket.send(msgspec.msgpack.encode(Call(name, arguments)))
 
     def answer(self) -> Any:
-        received = self._socket.recv(MAX_MESSAGE)
+        try:
+            received = self._socket.recv(MAX_MESSAGE)
+        except ConnectionResetError:
+            received = b""
         if not received:
             raise RuntimeError(f"the peer process died: {self.output()}")
         answer = msgspec.msgpack.decode(received, type=Answer)

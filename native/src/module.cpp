@@ -280,7 +280,7 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("ucx_path", [](const UcxEngine& engine) { return engine.context().api().path; })
       .def("transports", [](const UcxEngine& engine) { return engine.context().transports(); }, released(),
            "Names of the transports UCX has here, sorted.")
-      .def("address", [](const UcxEngine& engine) { return bytes_to(engine.context().address()); })
+      .def("address", [](const UcxEngine& engine) { return bytes_to(engine.context().serving().address()); })
       .def("late_frames",
            [](const UcxEngine& engine) {
              const auto& late = engine.late();

@@ -16,21 +16,54 @@ Bytes bytes_of(const void* data, std::size_t length) {
 
 }  // namespace
 
+UcxWorker::UcxWorker(const UcxApi& api, ucp_context_h context) : api_(api) {
+  ucp_worker_params_t params{};
+  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // made here, used by one other thread
+  api_.check(api_.ucp_worker_create(context, &params, &handle_), "UCX worker");
+  try {
+    open();
+  } catch (...) {
+    api_.ucp_worker_destroy(handle_);
+    throw;
+  }
+}
+
+UcxWorker::~UcxWorker() { api_.ucp_worker_destroy(handle_); }
+
+void UcxWorker::open() {
+  api_.check(api_.ucp_worker_get_efd(handle_, &event_fd_), "UCX worker has no event descriptor");
+  ucp_address_t* address = nullptr;
+  std::size_t length = 0;
+  api_.check(api_.ucp_worker_get_address(handle_, &address, &length), "UCX worker address");
+  address_ = bytes_of(address, length);
+  api_.ucp_worker_release_address(handle_, address);
+}
+
+bool UcxWorker::arm() const {
+  const ucs_status_t status = api_.ucp_worker_arm(handle_);
+  if (status == UCS_ERR_BUSY) return false;
+  api_.check(status, "UCX worker cannot wait");
+  return true;
+}
+
 UcxContext::UcxContext(std::shared_ptr<const UcxApi> api, const std::optional<std::string>& tls)
     : api_(std::move(api)) {
   init(tls);
   try {
-    start_worker();
+    getting_ = std::make_unique<UcxWorker>(*api_, handle_);
+    serving_ = std::make_unique<UcxWorker>(*api_, handle_);
   } catch (...) {
-    if (worker_ != nullptr) api_->ucp_worker_destroy(worker_);
-    api_->ucp_cleanup(context_);
+    getting_.reset();
+    api_->ucp_cleanup(handle_);
     throw;
   }
 }
 
 UcxContext::~UcxContext() {
-  api_->ucp_worker_destroy(worker_);
-  api_->ucp_cleanup(context_);
+  getting_.reset();
+  serving_.reset();
+  api_->ucp_cleanup(handle_);
 }
 
 void UcxContext::init(const std::optional<std::string>& tls) {
@@ -47,22 +80,8 @@ void UcxContext::init(const std::optional<std::string>& tls) {
   params.features = UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP;
   params.mt_workers_shared = 1;  // regions are registered while the engine's thread runs
   // Not the inline ucp_init, which would ask for the version of the headers.
-  api_->check(api_->ucp_init_version(1, 13, &params, config.get(), &context_),
+  api_->check(api_->ucp_init_version(1, 13, &params, config.get(), &handle_),
               tls ? ("UCX cannot start with transports '" + *tls + "'").c_str() : "UCX cannot start");
-}
-
-void UcxContext::start_worker() {
-  ucp_worker_params_t params{};
-  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // made here, used by one other thread
-  api_->check(api_->ucp_worker_create(context_, &params, &worker_), "UCX worker");
-  api_->check(api_->ucp_worker_get_efd(worker_, &event_fd_), "UCX worker has no event descriptor");
-
-  ucp_address_t* address = nullptr;
-  std::size_t length = 0;
-  api_->check(api_->ucp_worker_get_address(worker_, &address, &length), "UCX worker address");
-  address_ = bytes_of(address, length);
-  api_->ucp_worker_release_address(worker_, address);
 }
 
 // The list is told only in print: lines of "resource 1 : md 1 dev 1 flags -- tcp/eth0".
@@ -71,7 +90,7 @@ std::vector<std::string> UcxContext::transports() const {
   std::size_t length = 0;
   std::FILE* stream = open_memstream(&text, &length);
   if (stream == nullptr) return {};
-  api_->ucp_context_print_info(context_, stream);
+  api_->ucp_context_print_info(handle_, stream);
   std::fclose(stream);
   const std::unique_ptr<char, decltype(&std::free)> owner(text, std::free);
 
@@ -85,13 +104,6 @@ std::vector<std::string> UcxContext::transports() const {
     }
   }
   return {names.begin(), names.end()};
-}
-
-bool UcxContext::arm() const {
-  const ucs_status_t status = api_->ucp_worker_arm(worker_);
-  if (status == UCS_ERR_BUSY) return false;
-  api_->check(status, "UCX worker cannot wait");
-  return true;
 }
 
 UcxRegion::UcxRegion(std::shared_ptr<UcxContext> context, std::uint64_t address, std::uint64_t length)

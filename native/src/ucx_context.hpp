@@ -1,4 +1,4 @@
-// Owners of what UCX hands out: a context with its worker, a registered region, a packed key.
+// Owners of what UCX hands out: a context with its workers, a registered region, a packed key.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,36 @@ namespace kvlink {
 
 using Bytes = std::vector<std::byte>;
 
-// A UCP context and its one worker, in wake-up mode. mem_map and key packing may be called from any thread; the worker
-// belongs to whoever progresses it.
+// A UCP worker in wake-up mode; it belongs to whoever progresses it.
+class UcxWorker {
+ public:
+  UcxWorker(const UcxApi& api, ucp_context_h context);
+  ~UcxWorker();
+  UcxWorker(const UcxWorker&) = delete;
+  UcxWorker& operator=(const UcxWorker&) = delete;
+
+  ucp_worker_h handle() const { return handle_; }
+  int event_fd() const { return event_fd_; }
+  const Bytes& address() const { return address_; }
+
+  bool progress() const { return api_.ucp_worker_progress(handle_) != 0; }
+  // True if the event descriptor will tell of the next event; false if there is something to progress now.
+  bool arm() const;
+
+ private:
+  void open();
+
+  const UcxApi& api_;
+  ucp_worker_h handle_ = nullptr;
+  int event_fd_ = -1;
+  Bytes address_;
+};
+
+// A UCP context with two workers, whose mem_map and key packing may be called from any thread.
+//
+// Two, because UCX pairs the endpoints that two workers make to each other by counting them. After one side has closed
+// some by force the counts differ, and a new endpoint is paired with a dead one: its gets then never end (measured over
+// TCP, with both sides reading from each other). So one worker only makes endpoints, the other is only connected to.
 class UcxContext {
  public:
   // `tls` overrides UCX_TLS. RNDV_THRESH becomes inf unless the environment sets it: without that, peer error mode
@@ -26,27 +54,22 @@ class UcxContext {
   UcxContext& operator=(const UcxContext&) = delete;
 
   const UcxApi& api() const { return *api_; }
-  ucp_context_h handle() const { return context_; }
-  ucp_worker_h worker() const { return worker_; }
-  int event_fd() const { return event_fd_; }
-  const Bytes& address() const { return address_; }
+  ucp_context_h handle() const { return handle_; }
+  // Makes endpoints and gets.
+  const UcxWorker& getting() const { return *getting_; }
+  // Answers the gets of others; its address is what peers are told.
+  const UcxWorker& serving() const { return *serving_; }
 
   // Transports that UCX has on this machine under these settings, as it names them: "tcp", "cma", "rc_mlx5".
   std::vector<std::string> transports() const;
 
-  bool progress() const { return api_->ucp_worker_progress(worker_) != 0; }
-  // True if the event descriptor will tell of the next event; false if there is something to progress now.
-  bool arm() const;
-
  private:
   void init(const std::optional<std::string>& tls);
-  void start_worker();
 
   std::shared_ptr<const UcxApi> api_;
-  ucp_context_h context_ = nullptr;
-  ucp_worker_h worker_ = nullptr;
-  int event_fd_ = -1;
-  Bytes address_;
+  ucp_context_h handle_ = nullptr;
+  std::unique_ptr<UcxWorker> getting_;
+  std::unique_ptr<UcxWorker> serving_;
 };
 
 // Memory that gets may fill and peers may read, until destroyed.

@@ -25,7 +25,7 @@ UcxEndpoint::UcxEndpoint(std::shared_ptr<UcxContext> context, const Bytes& addre
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = &UcxEndpoint::on_error;
   params.err_handler.arg = this;
-  context_->api().check(context_->api().ucp_ep_create(context_->worker(), &params, &endpoint_),
+  context_->api().check(context_->api().ucp_ep_create(context_->getting().handle(), &params, &endpoint_),
                         "UCX cannot reach the peer");
 }
 

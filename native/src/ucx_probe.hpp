@@ -25,7 +25,7 @@ class UcxProbe {
   UcxProbe(const UcxProbe&) = delete;
   UcxProbe& operator=(const UcxProbe&) = delete;
 
-  const Bytes& address() const { return context_->address(); }
+  const Bytes& address() const { return context_->serving().address(); }
   void register_region(std::int64_t region, std::uint64_t address, std::uint64_t length);
   RemoteKey export_key(std::int64_t region) const;
   void import_key(std::int64_t region, RemoteKey key);
@@ -54,7 +54,7 @@ class UcxProbe {
 
   void check_bounds(const Plan& plan) const;
   void post(const Run& run, Flight& flight);
-  void progress_or_sleep(int other_fd) const;
+  static void progress_or_sleep(const UcxWorker& worker, int other_fd);
 
   std::shared_ptr<UcxContext> context_;
   std::map<std::int64_t, Region> regions_;

@@ -28,7 +28,8 @@ void set_state(PeerLink& link, PeerLink::State state) {
 EngineThread::EngineThread(std::shared_ptr<EngineCore> core)
     : core_(std::move(core)), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
   if (epoll_ < 0) throw std::system_error(errno, std::generic_category(), "epoll");
-  for (const int fd : {commands_.fd(), core_->context->event_fd()}) {
+  const UcxContext& context = *core_->context;
+  for (const int fd : {commands_.fd(), context.getting().event_fd(), context.serving().event_fd()}) {
     epoll_event event{.events = EPOLLIN, .data = {.ptr = nullptr}};
     if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) < 0) {
       const int error = errno;
@@ -198,7 +199,8 @@ bool EngineThread::move() {
   for (;;) {
     bool more = false;
     for (auto& [name, member] : members_) more |= member.peer->post();
-    more |= core_->context->progress();
+    more |= core_->context->getting().progress();
+    more |= core_->context->serving().progress();
     for (auto& [name, member] : members_) more |= member.peer->verify();
     any |= more;
     if (!more || Clock::now() >= end) return any;
@@ -222,7 +224,7 @@ void EngineThread::watch(Member& member) {
 void EngineThread::wait(bool busy, Time until) {
   for (auto& [name, member] : members_) watch(member);
   int timeout_ms = 0;
-  if (!busy && core_->context->arm()) {
+  if (!busy && core_->context->getting().arm() && core_->context->serving().arm()) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
     timeout_ms = until == Time::max() ? -1 : static_cast<int>(std::clamp<std::int64_t>(left, 0, 3'600'000));
   }

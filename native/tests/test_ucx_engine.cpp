@@ -63,8 +63,8 @@ struct End {
 void join(End& a, End& b) {
   int fds[2];
   CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
-  const auto first = a.engine.connect("other", b.engine.context().address(), fds[0]);
-  const auto second = b.engine.connect("other", a.engine.context().address(), fds[1]);
+  const auto first = a.engine.connect("other", b.engine.context().serving().address(), fds[0]);
+  const auto second = b.engine.connect("other", a.engine.context().serving().address(), fds[1]);
   CHECK(a.end_of(first).outcome == Outcome::ok);
   CHECK(b.end_of(second).outcome == Outcome::ok);
   a.engine.import_key("other", 0, b.engine.export_key(0));
