@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -179,3 +180,9 @@ def test_a_config_is_frozen_and_checked_however_it_is_made():
     with pytest.raises(ConfigError, match="max_legs"):
         dataclasses.replace(config, max_legs=-1)
     assert Config(secret=SECRET.encode()).open_mode is False
+
+
+def test_every_setting_is_explained_to_the_operator() -> None:
+    page = (Path(__file__).resolve().parent.parent / "docs" / "operations.md").read_text()
+    missing = [field.name for field in dataclasses.fields(Config) if f"`{field.name}`" not in page]
+    assert missing == ["_origins"]
