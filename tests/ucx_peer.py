@@ -115,7 +115,7 @@ class PeerProcess:
         except ConnectionResetError:
             received = b""
         if not received:
-            raise RuntimeError(f"the peer process died: {self.output()}")
+            raise RuntimeError(f"the peer process died ({self.process.wait(5)}): {self.output()}")
         answer = msgspec.msgpack.decode(received, type=Answer)
         if answer.error:
             raise TransportError(answer.error)

@@ -57,6 +57,8 @@ std::shared_ptr<const UcxApi> open(const std::string& name) {
                       ", which this process had loaded before: two builds of UCX do not mix; "
                       "load KVLink first, or give ucx_origin the other build's libucp.so.0");
   }
+  unsigned patch = 0;
+  api->ucp_get_version(&api->major, &api->minor, &patch);
   api->version = api->ucp_get_version_string();
   api->path = ucp.string();
   return api;

@@ -23,9 +23,9 @@ class UcxError : public std::runtime_error {
 
 // Every entry point KVLink uses; all exist since UCX 1.13.
 #define KVLINK_UCX_FUNCTIONS(X)                                                                            \
-  X(ucp_get_version_string)                                                                                \
+  X(ucp_get_version) X(ucp_get_version_string)                                                             \
   X(ucp_config_read) X(ucp_config_modify) X(ucp_config_release)                                            \
-  X(ucp_init_version) X(ucp_cleanup) X(ucp_context_print_info)                                                                       \
+  X(ucp_init_version) X(ucp_cleanup) X(ucp_context_print_info)                         \
   X(ucp_worker_create) X(ucp_worker_destroy) X(ucp_worker_progress)                                        \
   X(ucp_worker_get_efd) X(ucp_worker_arm)                                                                  \
   X(ucp_worker_get_address) X(ucp_worker_release_address)                                                  \
@@ -41,10 +41,14 @@ struct UcxApi {
 
   std::string version;  // "1.22.0"
   std::string path;     // the file that was loaded
+  unsigned major = 0;
+  unsigned minor = 0;
 
   // Opens libucp.so.0 by path, or by the loader's search for a bare name. One UCX serves a process, for good
   // (it leaves handlers behind that make unloading unsafe); asking for another file later is refused.
   static std::shared_ptr<const UcxApi> load(const std::string& name);
+
+  bool destroys_workers_safely() const { return major > 1 || minor >= 20; }
 
   std::string text(ucs_status_t status) const { return ucs_status_string(status); }
 
