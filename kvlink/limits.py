@@ -118,6 +118,8 @@ BRIDGE_CLOSE_MARGIN_SECONDS: Final = 10.0
 """What a bridge allows for a close, or a quiesce, beyond its own bound: the cut-offs that follow it."""
 BRIDGE_TURNS: Final = 8
 """Turns of the loop in one poll of a bridge without a thread: a message on its way through tasks takes several."""
+SOURCE_WORD_SECONDS: Final = 0.25
+"""How long a target whose read the source refused waits to be told why."""
 REDIAL_SECONDS: Final = 2.0
 """How long a lost connection is redialled before the machines hear of a lost peer."""
 REDIAL_PAUSE_SECONDS: Final = 0.1
@@ -138,6 +140,7 @@ assert MAX_ECHO_CHARS * 4 < MAX_TEXT_BYTES
 assert REPEAT_SECONDS <= MAX_REPEAT_SECONDS < COMMIT_TTL_SECONDS
 assert COMMIT_TTL_SECONDS + DRIFT_MARGIN_SECONDS < 5.0, "a source whose target dies after the commit ends within 5 s"
 assert PEER_LOST_SECONDS + LOST_HOLD_SECONDS < 5.0, "a source whose target dies while it reads ends within 5 s"
+assert PEER_LOST_SECONDS + REDIAL_SECONDS < 5.0, "a target whose source falls silent ends within 5 s"
 assert BRIDGE_CLOSE_MARGIN_SECONDS > 2 * (CLOSE_TIMEOUT_SECONDS + CUT_OFF_GRACE_SECONDS), "a close that cuts gets done"
 assert COMMIT_TTL_SECONDS + DRIFT_MARGIN_SECONDS < TELL_SECONDS < RETIRE_SECONDS
 assert RENEWAL_LINGER_SECONDS >= MAX_ATTEMPT_SECONDS, "a fast leg waits for its siblings with its lease held"

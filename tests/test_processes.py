@@ -1,7 +1,7 @@
 """Ranks in processes of their own, over UCX: killed, stopped and resumed, restarted, closed, with a held GIL.
 
-The victim is a process (`rank_process`), the survivor an engine in this one. Runs of 64 bytes make the big transfer
-last for seconds, so that what happens to it happens in its middle.
+The victim is a process (`rank_process`), the survivor an engine in this one. A transfer must last, so that what
+happens to it happens in its middle: runs of one row, 64 bytes, take long for their size; long runs take a big cache.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,17 +20,49 @@ from rank_process import RankProcess
 
 from kvlink import CacheSpec, Identity, Part, State
 from kvlink.cli.bench.content import TARGET_CANARY, Prompt
-from kvlink.errors import CancelledError, KVLinkError, PeerError, PeerLostError, PeerRestartedError
+from kvlink.errors import CancelledError, ExpiredError, KVLinkError, PeerError, PeerLostError, PeerRestartedError
 
 IDENTITY = Identity(model="tiny", num_layers=2, num_kv_heads=8, head_dim=32)
-SHAPE: dict[str, Any] = {"identity": IDENTITY, "block_size": 64, "num_blocks": 320}
-BIG, SMALL = Prompt(seed=7, tokens=16_000), Prompt(seed=8, tokens=300)
-INTO = tuple(range(1, 251))
-FROM = tuple(block + 60 for block in INTO)
+SMALL = Prompt(seed=8, tokens=300)
+FROM, INTO = tuple(range(61, 66)), tuple(range(1, 6))
+"""Blocks of `SMALL`."""
+
+
+@dataclass(frozen=True)
+class Big:
+    """A transfer that lasts: caches of ``blocks`` + 70 blocks of 64 slots, 128 KiB each."""
+
+    blocks: int
+    target_layout: str
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        return {"identity": IDENTITY, "block_size": 64, "num_blocks": self.blocks + 70}
+
+    @property
+    def prompt(self) -> Prompt:
+        return Prompt(seed=7, tokens=self.blocks * 64)
+
+    @property
+    def source(self) -> tuple[int, ...]:
+        return tuple(range(61, 61 + self.blocks))
+
+    @property
+    def into(self) -> tuple[int, ...]:
+        return tuple(range(1, 1 + self.blocks))
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """Target blocks that are not its."""
+        return (0, *range(1 + self.blocks, self.blocks + 70))
+
+
+SHORT_RUNS = Big(250, "hnd")
+"""32 MB in runs of 64 bytes: small messages, copied."""
+LONG_RUNS = Big(2500, "nhd")
+"""320 MB in runs of up to a chunk: written into place by the network."""
 ENDS_WITHIN_SECONDS = 5.0
 LOST_WITHIN_SECONDS = 3.0
-GATHERED = {"source": "nhd", "target": "hnd"}
-"""Runs of one row, 64 bytes."""
 TRANSPORTS = pytest.mark.parametrize("tls", [None, "tcp"])
 
 OpenRank = Callable[..., Awaitable[RankProcess]]
@@ -53,9 +86,10 @@ async def open_rank() -> AsyncIterator[OpenRank]:
     async def open_one(engine: str, *, incarnation: str = "", **fields: Any) -> RankProcess:
         rank = spare.pop() if spare else RankProcess()
         opened.append(rank)
-        layout = GATHERED["source" if engine == "prefill" else "target"]
+        big = fields.pop("big", SHORT_RUNS)
+        layout = "nhd" if engine == "prefill" else big.target_layout
         incarnation = incarnation or f"process{next(_serial)}"
-        return await rank.open(engine, incarnation, **{"layout": layout, **SHAPE, **fields})
+        return await rank.open(engine, incarnation, layout=layout, **big.shape, **fields)
 
     yield open_one
     for rank in opened:
@@ -67,11 +101,11 @@ async def open_rank() -> AsyncIterator[OpenRank]:
 
 
 def source_here(tls: str | None = None, **settings: object) -> Engine:
-    return source_engine(None, layout=GATHERED["source"], settings={"ucx_tls": tls, **settings}, **SHAPE)
+    return source_engine(None, layout="nhd", settings={"ucx_tls": tls, **settings}, **SHORT_RUNS.shape)
 
 
-def target_here(tls: str | None = None, **settings: object) -> Engine:
-    return target_engine(None, layout=GATHERED["target"], settings={"ucx_tls": tls, **settings}, **SHAPE)
+def target_here(tls: str | None = None, big: Big = SHORT_RUNS, **settings: object) -> Engine:
+    return target_engine(None, layout=big.target_layout, settings={"ucx_tls": tls, **settings}, **big.shape)
 
 
 def arrived(spec: CacheSpec, regions: Sequence[np.ndarray], blocks: Sequence[int]) -> tuple[bool, bool]:
@@ -84,30 +118,27 @@ def arrived(spec: CacheSpec, regions: Sequence[np.ndarray], blocks: Sequence[int
     return found[0], found[1]
 
 
-def arrived_here(target: Engine) -> tuple[bool, bool]:
-    caches = target.ranks[0].caches
-    return arrived(caches.spec, [region.array for region in caches.regions], INTO)
-
-
-async def fetch_big(source: RankProcess, target: Engine, key: str) -> Part:
+async def fetch_big(source: RankProcess, target: Engine, key: str, big: Big = SHORT_RUNS) -> Part:
     """A transfer from ``source`` in its middle."""
-    source.content.fill(BIG, FROM)
-    offer = source.offer(key, FROM, BIG.tokens)
+    source.content.fill(big.prompt, big.source)
+    offer = source.offer(key, big.source, big.prompt.tokens)
     await source.publish(offer)
-    part = target.links[0].start_fetch(offer, (INTO,), deadline_seconds=60)
-    await until(lambda: arrived_here(target)[0])
-    assert arrived_here(target) == (True, False), "the transfer is too short to be caught in its middle"
+    caches = target.ranks[0].caches
+    regions = [region.array for region in caches.regions]
+    part = target.links[0].start_fetch(offer, (big.into,), deadline_seconds=60)
+    await until(lambda: arrived(caches.spec, regions, big.into)[0])
+    assert arrived(caches.spec, regions, big.into) == (True, False), "too short to be caught in its middle"
     return part
 
 
-async def big_fetched(source: Engine, target: RankProcess, key: str) -> Part:
+async def big_fetched(source: Engine, target: RankProcess, key: str, big: Big = SHORT_RUNS) -> Part:
     """A transfer to ``target`` in its middle; the source's part."""
-    source.fill(BIG, FROM)
-    offer = source.offer(key, FROM, BIG.tokens)
+    source.fill(big.prompt, big.source)
+    offer = source.offer(key, big.source, big.prompt.tokens)
     part = source.links[0].publish(offer)
-    await target.start_fetch(offer, INTO)
-    await until(lambda: arrived(target.spec, target.regions, INTO)[0])
-    assert arrived(target.spec, target.regions, INTO) == (True, False), "the transfer is too short"
+    await target.start_fetch(offer, big.into)
+    await until(lambda: arrived(target.spec, target.regions, big.into)[0])
+    assert arrived(target.spec, target.regions, big.into) == (True, False), "too short to be caught in its middle"
     return part
 
 
@@ -121,29 +152,26 @@ async def end_of(part: Part, timeout_seconds: float = 20.0) -> tuple[KVLinkError
 
 async def serves_here(source: RankProcess, target: Engine, key: str) -> None:
     """``target`` takes a small request from ``source``."""
-    source.content.fill(SMALL, FROM[:5])
-    offer = source.offer(key, FROM[:5], SMALL.tokens)
+    source.content.fill(SMALL, FROM)
+    offer = source.offer(key, FROM, SMALL.tokens)
     await source.publish(offer)
     target.ranks[0].content.wipe()
-    await target.links[0].fetch(offer, (INTO[:5],), deadline_seconds=10)
-    target.assert_holds(SMALL, INTO[:5])
+    await target.links[0].fetch(offer, (INTO,), deadline_seconds=10)
+    target.assert_holds(SMALL, INTO)
     assert (await source.end_of(key)).state == "DONE"
 
 
 async def serves_there(source: Engine, target: RankProcess, key: str) -> None:
     """``source`` gives a small request to ``target``."""
-    source.fill(SMALL, FROM[:5])
-    offer = source.offer(key, FROM[:5], SMALL.tokens)
+    source.fill(SMALL, FROM)
+    offer = source.offer(key, FROM, SMALL.tokens)
     part = source.links[0].publish(offer)
     target.content.wipe()
-    await target.start_fetch(offer, INTO[:5])
+    await target.start_fetch(offer, INTO)
     assert (await target.end_of(key)).state == "DONE"
     await part.wait()
-    assert target.content.check(SMALL, INTO[:5]) is None
+    assert target.content.check(SMALL, INTO) is None
     source.assert_no_block_out()
-
-
-OTHERS = tuple(sorted({*range(320)} - {*INTO}))
 
 
 @TRANSPORTS
@@ -159,7 +187,7 @@ async def test_b1_c7_a_source_killed_in_mid_transfer_is_lost_and_a_new_one_is_se
         assert error.retryable
         assert ended - killed < ENDS_WITHIN_SECONDS
         target.assert_no_block_out()
-        assert target.ranks[0].content.check_wiped(OTHERS) is None
+        assert target.ranks[0].content.check_wiped(SHORT_RUNS.others) is None
         await serves_here(await open_rank("prefill", ucx_tls=tls), target, "i:next")
 
 
@@ -176,30 +204,52 @@ async def test_b3_c7_a_target_killed_in_mid_transfer_frees_its_source_which_serv
         assert error.retryable
         assert ended - killed < ENDS_WITHIN_SECONDS
         source.assert_no_block_out()
-        assert target.content.check_wiped(OTHERS) is None
+        assert target.content.check_wiped(SHORT_RUNS.others) is None
         await serves_there(source, await open_rank("decode", ucx_tls=tls), "i:next")
 
 
+async def reuse_and_resume(source: RankProcess, target: Engine) -> None:
+    """The blocks are another request's now: nothing that the resumed source does may change a byte of them."""
+    target.assert_no_block_out()
+    regions = [region.array for region in target.ranks[0].caches.regions]
+    for region in regions:
+        region.fill(0x77)
+    source.resume()
+    await source.blocks_out()  # it answers again
+    await asyncio.sleep(0.3)
+    assert all((region == 0x77).all() for region in regions)
+
+
+@pytest.mark.parametrize("big", [SHORT_RUNS, LONG_RUNS], ids=["short runs", "long runs"])
 async def test_a1_c7_a_source_stopped_in_mid_transfer_and_resumed_after_the_cut_off_changes_no_byte(
-    open_rank: OpenRank,
+    big: Big, open_rank: OpenRank
 ) -> None:
-    source = await open_rank("prefill", ucx_tls="tcp")
-    async with target_here("tcp") as target:
-        part = await fetch_big(source, target, "i:stopped")
+    source = await open_rank("prefill", big=big, ucx_tls="tcp")
+    async with target_here("tcp", big) as target:
+        part = await fetch_big(source, target, "i:stopped", big)
         stopped = source.stop()
         error, ended = await end_of(part)
         assert isinstance(error, PeerLostError)
         assert error.retryable
         assert ended - stopped < LOST_WITHIN_SECONDS
-        target.assert_no_block_out()
-        regions = [region.array for region in target.ranks[0].caches.regions]
-        for region in regions:
-            region.fill(0x77)  # the blocks are another request's now
-        source.resume()
+        await reuse_and_resume(source, target)
         assert (await source.end_of("i:stopped")).state in {"FAILED", "EXPIRED"}
-        await asyncio.sleep(0.3)
-        assert all((region == 0x77).all() for region in regions)
         await serves_here(source, target, "i:next")
+
+
+async def test_c7_a_source_stopped_while_its_memory_can_still_be_read_never_commits(open_rank: OpenRank) -> None:
+    """On one host gets need nobody over there; all may land, and still nothing is installed without a commit."""
+    quick = {"commit_ttl_seconds": 1.0}
+    source = await open_rank("prefill", **quick)
+    async with target_here(**quick) as target:
+        part = await fetch_big(source, target, "i:stopped")
+        source.stop()
+        error, _ = await end_of(part)
+        assert isinstance(error, ExpiredError | PeerLostError)
+        assert error.retryable
+        await reuse_and_resume(source, target)
+        held = await source.ended("i:stopped")
+        assert held is None or held.state != "DONE"  # it may wait for a fresh attempt
 
 
 async def test_a3_c7_a_target_stopped_past_its_lease_installs_nothing_when_resumed(open_rank: OpenRank) -> None:
@@ -215,7 +265,8 @@ async def test_a3_c7_a_target_stopped_past_its_lease_installs_nothing_when_resum
         source.ranks[0].content.wipe()  # the blocks are another request's now
         target.resume()
         over_there = await target.end_of("i:stopped")
-        assert (over_there.state, over_there.retryable) == ("FAILED", True)
+        assert over_there.state in {"FAILED", "EXPIRED"}  # lost, or told first that its lease had lapsed
+        assert over_there.retryable
         assert await target.blocks_out() == {}
         await serves_there(source, target, "i:next")
 
@@ -225,7 +276,7 @@ async def test_c1_a_source_restarted_on_its_port_is_another_peer(open_rank: Open
     async with target_here() as target:
         part = await fetch_big(source, target, "i:old")
         address = source.address
-        kept = source.offer("i:kept", FROM[:5], SMALL.tokens)
+        kept = source.offer("i:kept", FROM, SMALL.tokens)
         killed = source.kill()
         successor = await open_rank("prefill", listen=address)
         assert successor.address == address
@@ -250,7 +301,7 @@ async def test_b9_a_held_gil_is_neither_loss_nor_lapse(holder: str, open_rank: O
             part = await fetch_big(source, target, "i:held")
             await source.call("hold_gil", seconds=held_seconds)
             await part.wait()
-            target.assert_holds(BIG, INTO)
+            target.assert_holds(SHORT_RUNS.prompt, SHORT_RUNS.into)
             assert (await source.end_of("i:held")).state == "DONE"
             counters = target.links[0].stats().counters
     else:
@@ -260,7 +311,7 @@ async def test_b9_a_held_gil_is_neither_loss_nor_lapse(holder: str, open_rank: O
             await receiver.call("hold_gil", seconds=held_seconds)
             await part.wait()
             assert (await receiver.end_of("i:held")).state == "DONE"
-            assert receiver.content.check(BIG, INTO) is None
+            assert receiver.content.check(SHORT_RUNS.prompt, SHORT_RUNS.into) is None
             counters = giver.links[0].stats().counters
     assert (counters["peers_lost"], counters["leases_lapsed"]) == (0, 0)
 
@@ -271,7 +322,7 @@ async def test_a7_a_source_that_closes_while_it_is_read_lets_the_reader_finish(o
         part = await fetch_big(source, target, "i:drained")
         assert await source.call("close", timeout_seconds=15.0) == []
         await part.wait()
-        target.assert_holds(BIG, INTO)
+        target.assert_holds(SHORT_RUNS.prompt, SHORT_RUNS.into)
 
 
 async def test_a7_a_source_that_closes_past_its_bound_says_what_it_cut(open_rank: OpenRank) -> None:
@@ -302,3 +353,45 @@ async def test_a7_a_target_that_closes_past_its_bound_says_what_it_cut_and_is_wr
     assert (await source.end_of("i:cut")).state == "CANCELLED"
     async with target_here(tls) as successor:
         await serves_here(source, successor, "i:next")
+
+
+async def test_c2_a_source_that_stops_in_the_handshake_fails_retryably_and_is_served_when_it_is_back(
+    open_rank: OpenRank,
+) -> None:
+    source = await open_rank("prefill")
+    async with target_here(handshake_seconds=0.5) as target:
+        source.content.fill(SMALL, FROM)
+        offer = source.offer("i:asleep", FROM, SMALL.tokens)
+        await source.publish(offer)
+        source.stop()
+        error, _ = await end_of(target.links[0].start_fetch(offer, (INTO,), deadline_seconds=10))
+        assert isinstance(error, PeerError)
+        assert error.retryable
+        target.assert_no_block_out()
+        assert target.links[0].stats().sessions == 0
+        source.resume()
+        await target.links[0].fetch(offer, (INTO,), deadline_seconds=10)
+        target.assert_holds(SMALL, INTO)
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+async def test_b1_a_source_that_goes_before_a_byte_has_moved_gives_the_reservations_back(
+    how: str, open_rank: OpenRank
+) -> None:
+    source = await open_rank("prefill")
+    async with target_here() as target:
+        (link,) = target.links
+        offer = source.offer("i:parked", FROM, SMALL.tokens)  # never published: the ask is parked
+        parked = link.start_fetch(offer, (INTO,), deadline_seconds=60)
+        ticket = target.ticket("i:pushed", SMALL.tokens)  # never announced
+        room = tuple(block + 100 for block in INTO)
+        expected = link.expect(ticket, source.roster, (room,), deadline_seconds=60)
+        await until(lambda: expected.state is State.READY)
+        await asyncio.sleep(0.1)
+        gone = source.kill() if how == "killed" else source.stop()
+        for part in (parked, expected):
+            error, ended = await end_of(part)
+            assert isinstance(error, PeerError)
+            assert error.retryable
+            assert ended - gone < ENDS_WITHIN_SECONDS
+        target.assert_no_block_out()
