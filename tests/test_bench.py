@@ -141,3 +141,17 @@ def command_of(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return ""
+
+
+async def test_the_workers_are_of_the_installed_kvlink_wherever_the_user_stands(tmp_path):
+    """As in README's first command: run from a clone, whose kvlink folder has no native core."""
+    decoy = tmp_path / "kvlink"
+    decoy.mkdir()
+    (decoy / "__init__.py").write_text("raise SystemExit('the decoy was imported')")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-m", "kvlink.cli", "bench", *SMALL,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=tmp_path, env=environment,
+    )  # fmt: skip
+    _, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, err.decode()

@@ -153,9 +153,12 @@ class ChildWorker(StreamWorker):
 async def spawn_worker(
     host: str, environment: Mapping[str, str], *, open_mode: bool = False
 ) -> asyncio.subprocess.Process:
-    """Start a worker process. It has its own group, so that Ctrl-C reaches its parent only, which then ends it."""
+    """Start a worker process. It has its own group, so that Ctrl-C reaches its parent only, which then ends it.
+
+    ``-P``: the worker must be of the kvlink that runs, not of a folder named kvlink where the user happens to be.
+    """
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", WORKER_MODULE, "--host", host, *(["--open"] if open_mode else []),
+        sys.executable, "-P", "-m", WORKER_MODULE, "--host", host, *(["--open"] if open_mode else []),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment,
         limit=m.MAX_LINE_BYTES, start_new_session=True,
     )  # fmt: skip
