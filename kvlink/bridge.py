@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Literal, Self, TypeVar
 
 from kvlink.config import Config
-from kvlink.descriptor import BlockList, Facts
+from kvlink.descriptor import BlockList, Facts, FirstTokens
 from kvlink.errors import ClosedError, DeadlineError, KVLinkError, TransferError
 from kvlink.limits import (
     BRIDGE_ANSWER_SECONDS,
@@ -129,7 +129,7 @@ class Bridge:
         into: Sequence[Sequence[int]],
         *,
         deadline_seconds: float,
-        first_token: int | None = None,
+        first_token: int | Sequence[int] | None = None,
         facts: Facts | None = None,
         uncovered: Literal["leave", "zero"] = "leave",
     ) -> Part:
@@ -221,9 +221,15 @@ class Bridge:
 
     # --- PartControls: ready() and seal() of a part come from the engine's thread -----------------------------------
 
-    def ready(self, part: Part, blocks: tuple[BlockList, ...] | None, tokens: int | None) -> None:
+    def ready(
+        self,
+        part: Part,
+        blocks: tuple[BlockList, ...] | None,
+        tokens: int | None,
+        group_first_tokens: FirstTokens | None = None,
+    ) -> None:
         """Forward `Part.ready` to the loop; a bad frontier fails the part."""
-        self._guarded(part, lambda link: link.source.ready(part, blocks, tokens))
+        self._guarded(part, lambda link: link.source.ready(part, blocks, tokens, group_first_tokens))
 
     def seal(self, part: Part) -> None:
         """Forward `Part.seal` to the loop."""

@@ -10,8 +10,11 @@ import msgspec
 
 from kvlink import limits
 from kvlink.errors import LayoutError, MismatchError, UnsupportedError
-from kvlink.layout import CacheSpec, compare_stated, fingerprint, touched_blocks
+from kvlink.layout import CacheSpec, compare_stated, fingerprint, starts_of_groups, touched_blocks
 
+Token = Annotated[int, msgspec.Meta(ge=0, le=limits.MAX_TOKENS_PER_REQUEST)]
+FirstTokens = Annotated[tuple[Token, ...], msgspec.Meta(max_length=limits.MAX_GROUPS)]
+"""First positions, one a group, or none."""
 BlockList = Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_BLOCKS_PER_REQUEST)]
 
 _CONTENT_DOMAIN: Final = b"kvlink.descriptor/1\0"
@@ -35,7 +38,9 @@ class KVDescriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """One request's KV, as claimed by whoever sends it.
 
     ``blocks`` are the *source's* block ids, one list a group; entry i holds token positions
-    ``[i * block_size, (i + 1) * block_size)`` of the group. Positions ``[first_token, tokens)`` are moved.
+    ``[i * block_size, (i + 1) * block_size)`` of the group, or, where a group is not indexed by tokens, is the i-th of
+    its entries. Positions ``[first_token, tokens)`` are moved; of a group, from its entry in ``group_first_tokens`` on:
+    earlier ones have left its window, and its blocks there are null blocks. No entries: all groups are whole.
     """
 
     request_id: str
@@ -46,6 +51,12 @@ class KVDescriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     digest_scheme: str | None
     facts: Facts
     deadline_seconds: float
+    group_first_tokens: FirstTokens = ()
+
+    def starts(self, first_token: int = 0, group_first_tokens: FirstTokens = ()) -> tuple[int, ...]:
+        """First position that is moved, for each of the source's groups, given where a target begins."""
+        first = max(self.first_token, first_token)
+        return starts_of_groups(len(self.blocks), first, self.group_first_tokens, group_first_tokens)
 
 
 def check_descriptor(descriptor: KVDescriptor, spec: CacheSpec) -> None:
@@ -85,9 +96,23 @@ def check_descriptor(descriptor: KVDescriptor, spec: CacheSpec) -> None:
             f"descriptor.blocks has {len(descriptor.blocks)} lists; {spec.place} has {len(spec.groups)} groups: "
             "one list a group, in the source's order"
         )
-    for group, blocks in zip(spec.groups, descriptor.blocks, strict=True):
-        where = f"descriptor.blocks of groups.{group.name}"
-        touched_blocks(group, blocks, descriptor.first_token, descriptor.tokens, where)
+    check_group_first_tokens("descriptor.group_first_tokens", descriptor.group_first_tokens, spec, descriptor.tokens)
+    for group, blocks, first in zip(spec.groups, descriptor.blocks, descriptor.starts(), strict=True):
+        touched_blocks(group, blocks, first, descriptor.tokens, f"descriptor.blocks of groups.{group.name}")
+
+
+def check_group_first_tokens(where: str, starts: FirstTokens, spec: CacheSpec, tokens: int) -> None:
+    """Refuse first positions that are neither none nor one for each group of ``spec``, or lie past the last token.
+
+    Raises:
+        LayoutError: naming ``where``.
+    """
+    if starts and len(starts) != len(spec.groups):
+        raise LayoutError(
+            f"{where} has {len(starts)} entries for {len(spec.groups)} groups; state none, or one a group"
+        )
+    if starts and not 0 <= min(starts) <= max(starts) <= tokens:
+        raise LayoutError(f"{where} is {starts}; each lies between 0 and the {tokens} tokens")
 
 
 def compare_facts(source: Facts, target: Facts, *, source_peer: str = "source", target_peer: str = "target") -> None:

@@ -109,7 +109,7 @@ def test_unknown_layout_is_refused_by_name():
         (lambda s: with_plane(s, 0, head_stride=3), r"planes\[0\]\.head_stride is 3 bytes.*takes 4"),
         (lambda s: with_plane(s, 0, slot_stride=8), r"planes\[0\]\.slot_stride is 8 bytes.*takes 16"),
         (lambda s: with_plane(s, 0, block_stride=0), r"planes\[0\]\.block_stride is 0"),
-        (lambda s: with_plane(s, 1, kind=PlaneKind.K), "states layer 0 twice"),
+        (lambda s: with_plane(s, 1, kind=PlaneKind.K), "layer 0 k states channel 0 twice"),
         (lambda s: with_plane(s, 1, kind=PlaneKind.LATENT), "layer 1 has"),
         (lambda s: with_group(s, planes=s.groups[0].planes[:-1]), r"layer 1 has.*layer 0 has"),
         (lambda s: with_plane(s, 1, offset_bytes=0), "layer 0 k and layer 0 v share bytes"),
@@ -286,4 +286,5 @@ def test_a_wrong_block_list_is_refused(blocks, message):
 def test_dtypes_know_their_size():
     assert {dtype.value: dtype.itemsize for dtype in DType} == {
         "float16": 2, "bfloat16": 2, "float32": 4, "float8_e4m3": 1, "float8_e5m2": 1, "int8": 1,
+        "opaque": 1,
     }  # fmt: skip

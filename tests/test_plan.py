@@ -16,7 +16,6 @@ from plan_reference import maximal_runs, reference_rows, runs_inside_blocks, wal
 from kvlink.errors import LayoutError, MismatchError, UnsupportedError
 from kvlink.layout import (
     STANDARD_LAYOUTS,
-    DType,
     GroupShare,
     Plane,
     PlaneKind,
@@ -377,13 +376,6 @@ def test_channels_and_kinds_that_differ_are_refused_naming_both_sides():
     )
     with pytest.raises(MismatchError, match=r"planes\.kind.*'k'.*'k\+v'"):
         plan_default(source=keys_only)
-
-
-def test_a_dtype_that_would_need_conversion_is_refused_by_name():
-    with pytest.raises(UnsupportedError, match=r"groups\.full\.dtype.*bfloat16.*float8_e4m3"):
-        plan_default(target=rank_spec(dtype=DType.FLOAT8_E4M3))
-    with pytest.raises(UnsupportedError, match=r"bfloat16.*float16"):
-        plan_default(target=rank_spec(dtype=DType.FLOAT16))
 
 
 @pytest.mark.parametrize(

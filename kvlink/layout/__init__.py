@@ -1,21 +1,26 @@
 """What one rank's cache means: identity and geometry, frozen. No addresses, no I/O.
 
-`geometry` holds the types, `check` says whether a spec can be true, `identity` whether two sides mean the same model,
-`shares` who holds which layers and heads, `standard` builds the common orders by name.
+`geometry` holds the types, `check` (with `kinds`) says whether a spec can be true, `identity` whether two sides mean
+the same model, `shares` who holds which layers and heads, `blocks` which blocks a request touches, `extent` and
+`alias` where planes lie and which share memory, `standard` builds the common orders by name.
 """
 
-from kvlink.layout.check import check_spec, touched_blocks
+from kvlink.layout.alias import Alias, alias_classes, aliases
+from kvlink.layout.blocks import starts_of_groups, touched_blocks
+from kvlink.layout.check import check_spec
 from kvlink.layout.geometry import (
     CacheSpec,
     DType,
     Group,
     GroupShare,
     Identity,
+    IndexedBy,
     Place,
     Plane,
     PlaneKind,
     RankShare,
     Rope,
+    Row,
 )
 from kvlink.layout.identity import compare_identity, compare_stated, fingerprint
 from kvlink.layout.shares import heads_of_rank, layers_of_stage, share_of
@@ -23,16 +28,21 @@ from kvlink.layout.standard import STANDARD_LAYOUTS, standard_spec
 
 __all__ = [
     "STANDARD_LAYOUTS",
+    "Alias",
     "CacheSpec",
     "DType",
     "Group",
     "GroupShare",
     "Identity",
+    "IndexedBy",
     "Place",
     "Plane",
     "PlaneKind",
     "RankShare",
     "Rope",
+    "Row",
+    "alias_classes",
+    "aliases",
     "check_spec",
     "compare_identity",
     "compare_stated",
@@ -41,5 +51,6 @@ __all__ = [
     "layers_of_stage",
     "share_of",
     "standard_spec",
+    "starts_of_groups",
     "touched_blocks",
 ]

@@ -135,6 +135,7 @@ def standard_spec(  # noqa: PLR0913 - a cache has this many independent sizes, a
     num_blocks: int,
     dtype: DType,
     group: str = "full",
+    scales: tuple[tuple[float, ...], ...] | None = None,
 ) -> CacheSpec:
     """A rank's cache in one of the common orders: one full-attention group, ``identity.head_dim`` channels.
 
@@ -148,6 +149,7 @@ def standard_spec(  # noqa: PLR0913 - a cache has this many independent sizes, a
         num_blocks: blocks in the cache.
         dtype: element type.
         group: the group's name.
+        scales: as in `Group`; by default a quantised dtype is stated to have a scale of 1.
 
     Raises:
         LayoutError: the layout is unknown, or the sizes make no valid spec.
@@ -155,6 +157,8 @@ def standard_spec(  # noqa: PLR0913 - a cache has this many independent sizes, a
     build = _BUILDERS.get(layout)
     if build is None:
         raise LayoutError(f"layout is {layout!r}; the standard ones are {', '.join(STANDARD_LAYOUTS)}")
+    if scales is None:
+        scales = ((1.0,),) if dtype.quantised else ()
     row = identity.head_dim * dtype.itemsize
     planes, region_bytes = build(_Shape(layers=layers, blocks=num_blocks, slots=block_size, heads=len(heads), row=row))
     spec = CacheSpec(
@@ -169,6 +173,7 @@ def standard_spec(  # noqa: PLR0913 - a cache has this many independent sizes, a
                 block_size=block_size,
                 num_blocks=num_blocks,
                 planes=tuple(planes),
+                scales=scales,
             ),
         ),
         region_bytes=tuple(region_bytes),

@@ -185,7 +185,7 @@ class Link:
         into: Sequence[Sequence[int]],
         *,
         deadline_seconds: float,
-        first_token: int | None = None,
+        first_token: int | Sequence[int] | None = None,
         facts: Facts | None = None,
         uncovered: Uncovered = "leave",
         part: Part | None = None,
@@ -197,7 +197,8 @@ class Link:
             into: this rank's block ids, one list a group; entry i takes positions ``[i * block_size, ...)``. They are
                 the library's until the part ends, and the engine's from then on.
             deadline_seconds: for the transfer, from its first ask; connecting and being parked have their own bounds.
-            first_token: first position to read, where the target has a prefix already; the offer's by default.
+            first_token: first position to read, where the target has a prefix already: one for all groups, or one for
+                each of this rank's; the offer's by default. What the source's windows have left behind is not read.
             facts: what this side knows of the request, compared where both state it.
             uncovered: what becomes of the slots past the last token in its block.
             part: for the bridge.
@@ -230,7 +231,7 @@ class Link:
         into: Sequence[Sequence[int]],
         *,
         deadline_seconds: float,
-        first_token: int | None = None,
+        first_token: int | Sequence[int] | None = None,
         facts: Facts | None = None,
         uncovered: Uncovered = "leave",
     ) -> Result:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from kvlink.errors import ClosedError, KVLinkError
 
 if TYPE_CHECKING:
-    from kvlink.descriptor import BlockList
+    from kvlink.descriptor import BlockList, FirstTokens
     from kvlink.wire import Ticket
 
 
@@ -106,14 +106,22 @@ class Part:
             raise result.error
         return result
 
-    def ready(self, *, blocks: tuple[BlockList, ...] | None = None, tokens: int | None = None) -> None:
+    def ready(
+        self,
+        *,
+        blocks: tuple[BlockList, ...] | None = None,
+        tokens: int | None = None,
+        group_first_tokens: FirstTokens | None = None,
+    ) -> None:
         """Source, push: this KV is in place up to here. Blocks may be given now, one list a group.
+
+        ``group_first_tokens`` says, a group, before which position nothing is left (a sliding window's).
 
         Raises:
             LayoutError: the blocks do not fit the cache or the token count; nothing changed.
             ClosedError: the part is not a source part, or has ended.
         """
-        self._need_controls().ready(self, blocks, tokens)
+        self._need_controls().ready(self, blocks, tokens, group_first_tokens)
 
     def seal(self) -> None:
         """Source, push: nothing more will become ready; the target may be told.
@@ -155,7 +163,13 @@ class Part:
 class PartControls(Protocol):
     """What a source part calls back into: the link's source half, or the bridge in front of it."""
 
-    def ready(self, part: Part, blocks: tuple[BlockList, ...] | None, tokens: int | None) -> None:
+    def ready(
+        self,
+        part: Part,
+        blocks: tuple[BlockList, ...] | None,
+        tokens: int | None,
+        group_first_tokens: FirstTokens | None = None,
+    ) -> None:
         """Advance the part's frontier."""
 
     def seal(self, part: Part) -> None:

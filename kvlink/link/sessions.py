@@ -25,6 +25,7 @@ from kvlink.errors import (
 )
 from kvlink.layout import compare_identity
 from kvlink.link.control import ControlConnection, connect
+from kvlink.link.planners import Planners
 from kvlink.transports.base import Completion, Outcome, RegionKey
 from kvlink.wire import AnyMessage, Goodbye
 
@@ -51,6 +52,7 @@ class Session:
             be taken for a new one's.
         reason: why this transport.
         handshake_seconds: what making it took.
+        planners: of the legs between the two ranks.
     """
 
     peer: str
@@ -60,6 +62,7 @@ class Session:
     wire_name: str
     reason: str
     handshake_seconds: float
+    planners: Planners
     ended: bool = field(default=False)
 
     @property
@@ -232,7 +235,9 @@ class Sessions:
             pump.transport.disconnect(wire_name)
             raise
         took = asyncio.get_running_loop().time() - started
-        session = Session(peer, spec, connection, pump, wire_name, reason, took)
+        ours = self._rank.caches.spec
+        planners = Planners(spec, ours) if self._reading else Planners(ours, spec)
+        session = Session(peer, spec, connection, pump, wire_name, reason, took, planners)
         older = self._live.get(peer)
         if older is not None:
             self._down(older, PeerLostError("replaced by a newer connection of the same incarnation", peer=peer))

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvlink import limits, protocol
-from kvlink.descriptor import Facts, KVDescriptor, check_descriptor, descriptor_digest
+from kvlink.descriptor import Facts, KVDescriptor, check_descriptor, check_group_first_tokens, descriptor_digest
 from kvlink.errors import (
     BusyError,
     CancelledError,
@@ -29,7 +29,7 @@ from kvlink.link.machine import Machine
 from kvlink.link.part import Part, Result, State
 from kvlink.link.sessions import Session, Sessions
 from kvlink.link.target_work import STATE_OF_END
-from kvlink.plan import CopyPlan, plan_leg
+from kvlink.plan import CopyPlan
 from kvlink.protocol import End, SourceEvent, SourcePart, SourcePhase
 from kvlink.transports.base import Exposure
 from kvlink.wire import (
@@ -54,7 +54,7 @@ from kvlink.wire import (
 )
 
 if TYPE_CHECKING:
-    from kvlink.descriptor import BlockList
+    from kvlink.descriptor import BlockList, FirstTokens
     from kvlink.layout import Place
     from kvlink.link.control import ControlConnection
     from kvlink.link.pump import Pump
@@ -85,6 +85,7 @@ class _Work:
     facts: Facts = field(default_factory=Facts)
     blocks: tuple[BlockList, ...] | None = None
     tokens: int = 0
+    group_first_tokens: FirstTokens = ()
     descriptor: KVDescriptor | None = None
     machine: Machine[SourcePart, SourceEvent] | None = None
     asks: dict[_Attempt, Ask] = field(default_factory=dict)
@@ -148,7 +149,13 @@ class SourceHalf:
         self._hold(work, None, ttl_seconds)
         return part
 
-    def ready(self, part: Part, blocks: tuple[BlockList, ...] | None, tokens: int | None) -> None:
+    def ready(
+        self,
+        part: Part,
+        blocks: tuple[BlockList, ...] | None,
+        tokens: int | None,
+        group_first_tokens: FirstTokens | None = None,
+    ) -> None:
         """Advance the frontier of an announced part; see `kvlink.Part.ready`."""
         work = self._announced(part)
         if tokens is not None and not work.tokens <= tokens <= work.max_tokens:
@@ -159,6 +166,8 @@ class SourceHalf:
         if blocks is not None:
             work.blocks = tuple(tuple(int(block) for block in ids) for ids in blocks)
         work.tokens = work.tokens if tokens is None else tokens
+        if group_first_tokens is not None:
+            work.group_first_tokens = tuple(group_first_tokens)
 
     def seal(self, part: Part) -> None:
         """Nothing more will come; see `kvlink.Part.seal`."""
@@ -175,6 +184,7 @@ class SourceHalf:
             digest_scheme=limits.DIGEST_SCHEME if self._rank.config.integrity else None,
             facts=work.facts,
             deadline_seconds=limits.MAX_ATTEMPT_SECONDS,
+            group_first_tokens=work.group_first_tokens,
         )
         check_descriptor(descriptor, spec)
         self._blocks.hold(work.key, work.blocks)
@@ -324,15 +334,11 @@ class SourceHalf:
                 raise SchemaError(f"first_token {ask.first_token} lies outside of what is offered")
             if work.descriptor is None or work.blocks is None:
                 raise UnknownRequestError("not sealed yet")
-            plan = plan_leg(
-                self._rank.caches.spec,
-                session.spec,
-                ask.leg,
-                source_blocks=work.blocks,
-                target_blocks=None,
-                first_token=ask.first_token,
-                tokens=work.tokens,
-            )
+            own = self._rank.caches.spec
+            check_group_first_tokens("ask.group_first_tokens", ask.group_first_tokens, own, work.tokens)
+            starts = work.descriptor.starts(ask.first_token, ask.group_first_tokens)
+            planner = session.planners.of(ask.leg)
+            plan = planner.plan(work.blocks, None, first_token=starts, tokens=work.tokens)
         except KVLinkError as error:
             return error_to_info(error)
         work.plans[session.peer, ask.attempt] = plan

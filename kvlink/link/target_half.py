@@ -26,11 +26,11 @@ from kvlink.errors import (
     PeerRestartedError,
     TransportError,
 )
-from kvlink.layout import compare_identity, share_of, touched_blocks
+from kvlink.layout import compare_identity, share_of
 from kvlink.link.machine import Machine
 from kvlink.link.part import Part, State
 from kvlink.link.sessions import Session, Sessions
-from kvlink.link.target_work import LegWork, TargetWork, legs_of, plan_of, read_error, size_mismatch
+from kvlink.link.target_work import LegWork, TargetWork, legs_of, plan_of, read_error, size_mismatch, starts_of
 from kvlink.memory.ledger import ReservationState
 from kvlink.protocol import End, Failure, TargetPhase
 from kvlink.relayout import zero_uncovered
@@ -54,6 +54,7 @@ from kvlink.wire import (
 )
 
 if TYPE_CHECKING:
+    from kvlink.descriptor import FirstTokens
     from kvlink.layout import Place, RankShare
     from kvlink.link.rank import LocalRank
     from kvlink.link.target_work import Uncovered
@@ -102,7 +103,7 @@ class TargetHalf:
         into: Sequence[Sequence[int]],
         *,
         facts: Facts,
-        first_token: int | None,
+        first_token: int | Sequence[int] | None,
         uncovered: Uncovered,
         deadline_seconds: float,
         part: Part,
@@ -110,13 +111,8 @@ class TargetHalf:
         """Start fetching an offer; see `kvlink.Link.start_fetch`."""
         self._check_claim(offer, facts)
         descriptor = offer.descriptor(deadline_seconds)
-        first = offer.first_token if first_token is None else first_token
-        if not offer.first_token <= first <= offer.tokens:
-            raise LayoutError(
-                f"first_token is {first}; the offer has positions [{offer.first_token}, {offer.tokens})",
-                request_id=offer.key,
-            )
-        work = self._new_work(offer, into, part, first, uncovered, deadline_seconds)
+        starts = starts_of(offer, self._rank.caches.spec, first_token)
+        work = self._new_work(offer, into, part, starts, uncovered, deadline_seconds)
         joined = self._join(work, descriptor_digest(descriptor), offer.tokens)
         if joined is not None:
             return joined
@@ -131,7 +127,8 @@ class TargetHalf:
         self._check_claim(ticket, Facts())
         own = self._rank.caches.spec
         compare_identity(source.identity, own.identity, source_peer=source.engine, target_peer=str(own.place))
-        work = self._new_work(ticket, into, part, ticket.first_token, "leave", deadline_seconds)
+        starts = ticket.first_token, ticket.group_first_tokens
+        work = self._new_work(ticket, into, part, starts, "leave", deadline_seconds)
         work.roster = source
         work.ticket = ticket
         joined = self._join(work, None, ticket.tokens)
@@ -193,7 +190,7 @@ class TargetHalf:
         claim: Claim,
         into: Sequence[Sequence[int]],
         part: Part,
-        first_token: int,
+        starts: tuple[int, FirstTokens],
         uncovered: Uncovered,
         deadline_seconds: float,
     ) -> TargetWork:
@@ -202,24 +199,12 @@ class TargetHalf:
             part=part,
             roster=claim.roster,
             into=tuple(tuple(int(block) for block in blocks) for blocks in into),
-            first_token=first_token,
+            first_token=starts[0],
+            group_first_tokens=starts[1],
             uncovered=uncovered,
             deadline_seconds=deadline_seconds,
             started=self._loop.time(),
         )
-
-    def _written(self, work: TargetWork, tokens: int) -> list[list[int]]:
-        """The blocks that bytes may land in; null blocks and a prefix that is here already are not among them."""
-        groups = self._rank.caches.spec.groups
-        if len(work.into) != len(groups):
-            raise LayoutError(
-                f"{len(work.into)} block lists are given; this rank has {len(groups)} groups: one list a group",
-                request_id=work.key,
-            )
-        return [
-            touched_blocks(group, blocks, work.first_token, tokens, f"target blocks of groups.{group.name}").tolist()
-            for group, blocks in zip(groups, work.into, strict=True)
-        ]
 
     def _join(self, work: TargetWork, digest: str | None, tokens: int) -> Part | None:
         """Join the live request of this key, or take its recorded outcome, or begin anew (``None``)."""
@@ -237,7 +222,7 @@ class TargetHalf:
             case protocol.Refuse(error=error):
                 raise info_to_error(error, request_id=work.key)
             case _:
-                self._blocks.reserve(work.key, self._written(work, tokens))
+                self._blocks.reserve(work.key, work.written(self._rank.caches.spec, tokens))
                 self._ledger.begin(work.key, digest, work)
                 self._works[work.key] = work
                 return None
@@ -461,7 +446,8 @@ class TargetHalf:
             case protocol.SendAsk(peer=peer, attempt=attempt):
                 if work.descriptor is not None:
                     integrity = self._integrity(work)
-                    self.sessions.send(peer, work.ask(work.legs[attempt], work.descriptor, integrity=integrity))
+                    ask = work.ask(work.legs[attempt], work.descriptor, self._rank.caches.spec, integrity=integrity)
+                    self.sessions.send(peer, ask)
             case protocol.StartRead(attempt=attempt, lease=lease):
                 work.part.rise(State.MOVING)
                 self._start_read(work, work.legs[attempt], lease.total_bytes)

@@ -9,13 +9,15 @@ from kvlink import limits
 from kvlink.errors import (
     IntegrityError,
     KVLinkError,
+    LayoutError,
     LeaseLapsedError,
     MismatchError,
     PeerLostError,
     TransportError,
 )
+from kvlink.layout import starts_of_groups, touched_blocks
 from kvlink.link.part import Part, Result, State
-from kvlink.plan import CopyPlan, assign_legs, plan_leg, readers_of, unread_sources
+from kvlink.plan import CopyPlan, assign_legs, readers_of, unread_sources
 from kvlink.protocol import End, TargetEvent, TargetPart
 from kvlink.transports.base import Outcome
 from kvlink.wire import Ask, ErrorInfo, error_to_info, info_to_error
@@ -23,12 +25,12 @@ from kvlink.wire import Ask, ErrorInfo, error_to_info, info_to_error
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvlink.descriptor import BlockList, KVDescriptor
+    from kvlink.descriptor import BlockList, FirstTokens, KVDescriptor
     from kvlink.layout import CacheSpec, GroupShare, RankShare
     from kvlink.link.machine import Machine
     from kvlink.link.sessions import Session
     from kvlink.transports.base import Completion
-    from kvlink.wire import Roster, Ticket
+    from kvlink.wire import Offer, Roster, Ticket
 
 Uncovered = Literal["leave", "zero"]
 
@@ -69,6 +71,7 @@ class TargetWork:
         roster: the source engine.
         into: this rank's blocks, one list a group.
         first_token: where this target begins.
+        group_first_tokens: where it begins in each of its own groups, if not in all alike.
         uncovered: what becomes of slots past the last token.
         deadline_seconds: of the transfer, from its first ask.
         ticket: push: what the sources are told, until they announce.
@@ -88,6 +91,7 @@ class TargetWork:
     uncovered: Uncovered
     deadline_seconds: float
     started: float
+    group_first_tokens: FirstTokens = ()
     ticket: Ticket | None = None
     descriptor: KVDescriptor | None = None
     legs: dict[int, LegWork] = field(default_factory=dict)
@@ -105,7 +109,29 @@ class TargetWork:
         """Payload of all legs."""
         return sum(leg.plan.total_bytes for leg in self.legs.values() if leg.plan is not None)
 
-    def ask(self, leg: LegWork, descriptor: KVDescriptor, *, integrity: bool) -> Ask:
+    def source_first_tokens(self, own: CacheSpec) -> FirstTokens:
+        """``group_first_tokens`` in the order of the source's groups; what is not ours begins at 0."""
+        mine = {group.name: first for group, first in zip(own.groups, self.group_first_tokens, strict=False)}
+        return tuple(mine.get(group.name, 0) for group in self.roster.ranks[0].share.groups) if mine else ()
+
+    def written(self, own: CacheSpec, tokens: int) -> list[list[int]]:
+        """The blocks that bytes may land in; null blocks and a prefix that is here already are not among them.
+
+        Raises:
+            LayoutError: the blocks given are not one list a group, or do not hold ``tokens``.
+        """
+        if len(self.into) != len(own.groups):
+            raise LayoutError(
+                f"{len(self.into)} block lists are given; this rank has {len(own.groups)} groups: one list a group",
+                request_id=self.key,
+            )
+        starts = starts_of_groups(len(own.groups), self.first_token, self.group_first_tokens)
+        return [
+            touched_blocks(group, blocks, first, tokens, f"target blocks of groups.{group.name}").tolist()
+            for group, blocks, first in zip(own.groups, self.into, starts, strict=True)
+        ]
+
+    def ask(self, leg: LegWork, descriptor: KVDescriptor, own: CacheSpec, *, integrity: bool) -> Ask:
         """What a leg's source is asked; the same words on every repeat."""
         return Ask(
             key=self.key,
@@ -115,6 +141,7 @@ class TargetWork:
             integrity=integrity,
             leg=leg.groups,
             readers=leg.readers,
+            group_first_tokens=self.source_first_tokens(own),
         )
 
     def read_ended(self, leg: LegWork, completion: Completion) -> None:
@@ -142,6 +169,28 @@ class TargetWork:
             integrity=integrity,
             phases=dict(self.phases),
         )
+
+
+def starts_of(offer: Offer, own: CacheSpec, first_token: int | Sequence[int] | None) -> tuple[int, FirstTokens]:
+    """Where a target that has a prefix begins to read an offer: for all groups, and by its own groups if not alike.
+
+    Raises:
+        LayoutError: a first position is outside of what is offered, or they are not one a group.
+    """
+    first_token = offer.first_token if first_token is None else first_token
+    names = [group.name for group in own.groups]
+    stated = [first_token] * len(names) if isinstance(first_token, int) else list(first_token)
+    if len(stated) != len(names) or not all(offer.first_token <= first <= offer.tokens for first in stated):
+        raise LayoutError(
+            f"first_token is {first_token}; give one, or one for each of {len(names)} groups, among the offer's "
+            f"positions [{offer.first_token}, {offer.tokens})",
+            request_id=offer.key,
+        )
+    if isinstance(first_token, int) and not offer.group_first_tokens:
+        return first_token, ()
+    source_names = [group.name for group in offer.roster.ranks[0].share.groups]
+    windows = dict(zip(source_names, offer.group_first_tokens, strict=False))
+    return min(stated), tuple(max(first, windows.get(name, 0)) for name, first in zip(names, stated, strict=True))
 
 
 def legs_of(
@@ -173,16 +222,10 @@ def legs_of(
 
 
 def plan_of(leg: LegWork, session: Session, own: CacheSpec, work: TargetWork, descriptor: KVDescriptor) -> CopyPlan:
-    """Both sides of a leg's plan; raises as `kvlink.plan.plan_leg` does."""
-    return plan_leg(
-        session.spec,
-        own,
-        leg.groups,
-        source_blocks=descriptor.blocks,
-        target_blocks=work.into,
-        first_token=work.first_token,
-        tokens=descriptor.tokens,
-    )
+    """Both sides of a leg's plan; raises as `kvlink.plan.LegPlanner` does."""
+    starts = descriptor.starts(work.first_token, work.source_first_tokens(own))
+    planner = session.planners.of(leg.groups)
+    return planner.plan(descriptor.blocks, work.into, first_token=starts, tokens=descriptor.tokens)
 
 
 def read_error(completion: Completion, leg: LegWork, *, session_ended: bool) -> ErrorInfo | None:

@@ -1,16 +1,20 @@
 """Which bytes go where: legs between ranks, then one compact `CopyPlan` a leg. Pure, numpy only.
 
-`copyplan` is the data and its bounds check, `legs` decides who reads whom, `build` makes the plan of one leg.
+`copyplan` is the data and its bounds check, `legs` decides who reads whom, `planner` makes the plans of one leg:
+`match` is what its two sides must agree on, `families` and `template` what is prepared once, `pieces` the token range
+cut.
 """
 
-from kvlink.plan.build import plan_leg
-from kvlink.plan.copyplan import CopyPlan, Dim, Segment, check_plan
+from kvlink.plan.copyplan import Conversion, CopyPlan, Dim, Segment, check_plan
 from kvlink.plan.legs import Leg, assign_legs, readers_of, unread_sources
+from kvlink.plan.planner import LegPlanner, plan_leg
 
 __all__ = [
+    "Conversion",
     "CopyPlan",
     "Dim",
     "Leg",
+    "LegPlanner",
     "Segment",
     "assign_legs",
     "check_plan",

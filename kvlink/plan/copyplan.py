@@ -11,6 +11,7 @@ import numpy as np
 
 from kvlink import limits
 from kvlink.errors import LayoutError
+from kvlink.layout import DType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,6 +29,26 @@ class Dim(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Conversion:
+    """How a segment's elements change: ``value = source * source_scale``, then ``stored = value / target_scale``.
+
+    Attributes:
+        source: element type read.
+        target: element type written.
+        source_scales: float32 ``[P, S]``, P as in the segment's ``bases``; ``None`` for 1.
+        target_scales: the same, for the target.
+        scale_dim: index into ``nest`` of the dimension that walks the S columns (heads), which then has S steps;
+            -1 where S is 1.
+    """
+
+    source: DType
+    target: DType
+    source_scales: NDArray[np.float32] | None = None
+    target_scales: NDArray[np.float32] | None = None
+    scale_dim: int = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Segment:
     """``bases x pieces x nest x run_bytes``, walked outermost first; see docs/architecture.md, "Plan".
 
@@ -35,13 +56,23 @@ class Segment:
         bases: int64 ``[P, 4]``, C-contiguous: source region, source offset, target region, target offset.
         pieces: int64 ``[N, 2]``, C-contiguous: source offset, target offset, added to every base.
         nest: dimensions, outermost first.
-        run_bytes: bytes contiguous on both sides at the bottom.
+        run_bytes: bytes contiguous on both sides at the bottom. Where elements are converted, of the source.
+        convert: how elements change; ``None``: bytes are copied.
     """
 
     bases: NDArray[np.int64]
     pieces: NDArray[np.int64]
     nest: tuple[Dim, ...]
     run_bytes: int
+    convert: Conversion | None = None
+
+    @property
+    def target_run_bytes(self) -> int:
+        """Bytes that a run takes at the target."""
+        convert = self.convert
+        return (
+            self.run_bytes if convert is None else self.run_bytes // convert.source.itemsize * convert.target.itemsize
+        )
 
     @property
     def run_count(self) -> int:
@@ -50,7 +81,7 @@ class Segment:
 
     @property
     def total_bytes(self) -> int:
-        """Payload bytes of this segment."""
+        """Payload bytes of this segment, as they lie at the source and on the wire."""
         return self.run_count * self.run_bytes
 
 
@@ -67,9 +98,20 @@ class CopyPlan:
         return sum(segment.run_count for segment in self.segments)
 
     @property
+    def converts(self) -> bool:
+        """Whether any element changes on its way; else all bytes are copied as they are."""
+        return any(segment.convert is not None for segment in self.segments)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of memory the plan's arrays take; an array that segments share counts once."""
-        arrays = {id(array): array.nbytes for segment in self.segments for array in (segment.bases, segment.pieces)}
+        arrays: dict[int, int] = {}
+        for segment in self.segments:
+            convert = segment.convert
+            scales = () if convert is None else (convert.source_scales, convert.target_scales)
+            arrays.update(
+                {id(array): array.nbytes for array in (segment.bases, segment.pieces, *scales) if array is not None}
+            )
         return sum(arrays.values())
 
 
@@ -107,6 +149,26 @@ def _check_shape(segment: Segment, where: str) -> None:
             raise LayoutError(f"{where}.{name} is empty; leave out a segment that moves nothing")
     if segment.run_bytes < 1 or any(dim.count < 1 for dim in segment.nest):
         raise LayoutError(f"{where} has runs of {segment.run_bytes} bytes under {segment.nest}; both must be positive")
+    if segment.convert is not None:
+        _check_conversion(segment, segment.convert, f"{where}.convert")
+
+
+def _check_conversion(segment: Segment, convert: Conversion, where: str) -> None:
+    if segment.run_bytes % convert.source.itemsize:
+        raise LayoutError(f"{where}: runs of {segment.run_bytes} bytes hold no whole number of {convert.source.value}")
+    if not -1 <= convert.scale_dim < len(segment.nest):
+        raise LayoutError(f"{where}.scale_dim is {convert.scale_dim}; the nest has {len(segment.nest)} dimensions")
+    columns = 1 if convert.scale_dim < 0 else segment.nest[convert.scale_dim].count
+    for name, scales in (("source_scales", convert.source_scales), ("target_scales", convert.target_scales)):
+        if scales is None:
+            continue
+        if scales.dtype != np.float32 or scales.shape != (len(segment.bases), columns) or not scales.flags.c_contiguous:
+            raise LayoutError(
+                f"{where}.{name} is {scales.dtype} {scales.shape}; it must be C-contiguous float32 "
+                f"[{len(segment.bases)}, {columns}]"
+            )
+        if not (np.isfinite(scales) & (scales > 0)).all():
+            raise LayoutError(f"{where}.{name} holds a scale that is not positive; state how values are stored")
 
 
 def _check_extent(segment: Segment, where: str, side: str, column: int, lengths: NDArray[np.int64]) -> None:
@@ -115,7 +177,8 @@ def _check_extent(segment: Segment, where: str, side: str, column: int, lengths:
     reaches = [(dim.count - 1) * stride for dim, stride in zip(segment.nest, strides, strict=True)]
     pieces = segment.pieces[:, column // 2]
     before = int(pieces.min()) + sum(min(0, reach) for reach in reaches)
-    after = int(pieces.max()) + sum(max(0, reach) for reach in reaches) + segment.run_bytes
+    run_bytes = segment.run_bytes if column == 0 else segment.target_run_bytes
+    after = int(pieces.max()) + sum(max(0, reach) for reach in reaches) + run_bytes
     regions, offsets = segment.bases[:, column], segment.bases[:, column + 1]
     if int(regions.min()) < 0 or int(regions.max()) >= len(lengths):
         raise LayoutError(f"{where} names {side} region {int(regions.max())}; the {side} has {len(lengths)} regions")

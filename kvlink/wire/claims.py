@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Final, Self, TypeAlias
 import msgspec
 
 from kvlink import limits
-from kvlink.descriptor import Facts, KVDescriptor, compare_facts
+from kvlink.descriptor import Facts, FirstTokens, KVDescriptor, compare_facts
 from kvlink.errors import AuthenticationError, FrameError, MismatchError, SchemaError, VersionError
 from kvlink.layout import Identity, compare_identity, fingerprint
 from kvlink.wire.address import Address
@@ -66,6 +66,8 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             A ticket leaves them empty: a source is not told its target's blocks.
         tokens: one past the last position; for a ticket, how many there is room for.
         first_token: first position that is moved; what lies before is at the target already.
+        group_first_tokens: one a group, in the order of ``blocks``: where the positions of the group begin, for groups
+            that keep a window only; empty if all groups are whole.
         facts: what else is stated about the request.
         ttl_seconds: how long the claim is kept unasked, from when it was made.
         digest_scheme: how integrity is checked, or ``None`` for not at all.
@@ -77,6 +79,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     blocks: Blocks
     tokens: Tokens
     first_token: Tokens = 0
+    group_first_tokens: FirstTokens = ()
     facts: Facts = Facts()
     ttl_seconds: Seconds = limits.CLAIM_TTL_SECONDS
     digest_scheme: Name | None = limits.DIGEST_SCHEME
@@ -87,6 +90,9 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def __post_init__(self) -> None:
         if self.first_token > self.tokens:
             msg = f"first_token {self.first_token} lies past the {self.tokens} tokens of {self.key!r}"
+            raise SchemaError(msg)
+        if max(self.group_first_tokens, default=0) > self.tokens:
+            msg = f"group_first_tokens {self.group_first_tokens} lie past the {self.tokens} tokens of {self.key!r}"
             raise SchemaError(msg)
 
     def to_bytes(self) -> bytes:
@@ -209,6 +215,7 @@ class Offer(Claim, frozen=True, tag="offer"):
             digest_scheme=self.digest_scheme,
             facts=self.facts,
             deadline_seconds=deadline_seconds,
+            group_first_tokens=self.group_first_tokens,
         )
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from kvlink import limits
-from kvlink.descriptor import KVDescriptor
+from kvlink.descriptor import FirstTokens, KVDescriptor
 from kvlink.layout import CacheSpec, GroupShare
 
 # Printable ASCII: characters are bytes, so the bound is exact, and a name cannot break a log line.
@@ -90,7 +90,8 @@ class Ask(Message, frozen=True):
     """Target -> source: lease this leg to this attempt.
 
     ``descriptor`` is the source's own claim, word for word. ``first_token`` is where this target begins: no less than
-    the descriptor's, and more where it has a prefix already. ``integrity``: digests are wanted. ``readers``: target
+    the descriptor's, and more where it has a prefix already; ``group_first_tokens`` says so a group, in the *source's*
+    order, or is empty. ``integrity``: digests are wanted. ``readers``: target
     ranks that will read this source rank.
     """
 
@@ -101,6 +102,7 @@ class Ask(Message, frozen=True):
     integrity: bool
     leg: Annotated[tuple[GroupShare, ...], msgspec.Meta(max_length=limits.MAX_GROUPS)]
     readers: Annotated[int, msgspec.Meta(ge=1, le=limits.MAX_WORLD_RANKS)]
+    group_first_tokens: FirstTokens = ()
 
 
 class Lease(Message, frozen=True):
