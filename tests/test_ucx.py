@@ -214,6 +214,24 @@ def test_a_lease_lapses_for_good_when_its_target_stops(pair: tuple[Target, PeerP
     assert not target.transport.lease("source", 7).held
 
 
+def test_a_process_that_was_stopped_does_not_take_its_own_sleep_for_silence(closing: ExitStack) -> None:
+    """C7: what its living peer sent meanwhile is in the socket, and counts."""
+    source = PeerProcess(ucx_tls="tcp", **{**QUICK, "peer_lost_seconds": 0.2})
+    closing.callback(source.close)
+    target = Target(2 << 20, ucx_tls="tcp", peer_lost_seconds=10.0)
+    closing.callback(target.transport.close)
+    join(target, source)
+    for _ in range(3):
+        source.stop()
+        time.sleep(0.4)
+        source.resume()
+        time.sleep(0.1)
+    assert source.poll() == []
+    plan = scattered_plan()
+    source.expose(exposure(plan))
+    assert target.end_of(target.read(plan)).outcome is Outcome.OK
+
+
 @either
 def test_an_idle_engine_sleeps(pair: tuple[Target, PeerProcess]) -> None:
     """With a connected peer and nothing to do, the thread only wakes for heartbeats."""
