@@ -92,7 +92,7 @@ def test_a_file_that_is_no_library_is_refused_with_the_remedy(tmp_path: Path) ->
 
 def test_a_library_that_is_not_ucx_is_refused_by_the_missing_symbol() -> None:
     said = load(other_library())
-    assert "has no ucp_get_version_string" in said
+    assert "has no ucp_" in said
     assert "1.13" in said
 
 

@@ -112,6 +112,7 @@ class EngineThread {
   bool done_ = false;
   bool abandoned_ = false;
   std::vector<Lapse> lapsed_;
+  std::vector<UcxPeer*> readers_;
 };
 
 // The calls. One thread makes them, and none waits for the network. Errors: UcxError, std::invalid_argument (the plan

@@ -50,6 +50,7 @@ class UcxPeer final : private FrameSink {
   void tell_lapsed(AttemptId attempt);
   bool leaving() const { return life_ != Life::up; }
 
+  bool reading() const { return !reads_.empty(); }
   // Each does a bounded piece of work; true if there was any.
   bool post();
   bool verify();

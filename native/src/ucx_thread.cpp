@@ -194,14 +194,18 @@ void EngineThread::abandon() {
 // --- work -----------------------------------------------------------------------------------------------------------
 
 bool EngineThread::move() {
+  readers_.clear();
+  for (auto& [name, member] : members_) {
+    if (member.peer->reading()) readers_.push_back(member.peer.get());
+  }
   bool any = false;
   const Time end = Clock::now() + kMoveSlice;
   for (;;) {
     bool more = false;
-    for (auto& [name, member] : members_) more |= member.peer->post();
+    for (UcxPeer* peer : readers_) more |= peer->post();
     more |= core_->context->getting().progress();
     more |= core_->context->serving().progress();
-    for (auto& [name, member] : members_) more |= member.peer->verify();
+    for (UcxPeer* peer : readers_) more |= peer->verify();
     any |= more;
     if (!more || Clock::now() >= end) return any;
   }
