@@ -29,8 +29,8 @@ def target() -> Iterator[Target]:
 
 
 def test_native_words_are_the_contract_s() -> None:
-    assert {kind.name: kind.value for kind in CompletionKind} == _kvlink.COMPLETION_KINDS
-    assert {outcome.name: outcome.value for outcome in Outcome} == _kvlink.OUTCOMES
+    assert {kind.name: kind.value for kind in CompletionKind} == _kvlink.completion_kinds()
+    assert {outcome.name: outcome.value for outcome in Outcome} == _kvlink.outcomes()
 
 
 # --- addresses and keys ---------------------------------------------------------------------------------------------

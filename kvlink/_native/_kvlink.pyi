@@ -103,9 +103,11 @@ def move(
         ValueError: the plan leaves a region, or the range the plan; nothing was copied.
     """
 
-COMPLETION_KINDS: dict = ...
+def completion_kinds() -> dict[str, int]:
+    """Numbers of kvlink.transports.base.CompletionKind, by name."""
 
-OUTCOMES: dict = ...
+def outcomes() -> dict[str, int]:
+    """Numbers of kvlink.transports.base.Outcome, by name."""
 
 class Unavailable(RuntimeError):
     pass

@@ -2,6 +2,7 @@
 // no logic. Native code returns data and never calls Python. std::invalid_argument becomes ValueError.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -13,6 +14,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -354,30 +356,30 @@ void bind_probe(nb::module_& m) {
 }
 
 // By name, so that a test can hold them to kvlink.transports.base.
-void bind_words(nb::module_& m) {
-  nb::dict kinds;
-  kinds["CONNECTED"] = static_cast<int>(CompletionKind::connected);
-  kinds["DISCONNECTED"] = static_cast<int>(CompletionKind::disconnected);
-  kinds["READ"] = static_cast<int>(CompletionKind::read);
-  kinds["CUT_OFF"] = static_cast<int>(CompletionKind::cut_off);
-  kinds["PEER_LOST"] = static_cast<int>(CompletionKind::peer_lost);
-  kinds["LEASE_LAPSED"] = static_cast<int>(CompletionKind::lease_lapsed);
-  m.attr("COMPLETION_KINDS") = kinds;
-  nb::dict outcomes;
-  outcomes["OK"] = static_cast<int>(Outcome::ok);
-  outcomes["CUT_OFF"] = static_cast<int>(Outcome::cut_off);
-  outcomes["PEER_LOST"] = static_cast<int>(Outcome::peer_lost);
-  outcomes["DIGEST_MISMATCH"] = static_cast<int>(Outcome::digest_mismatch);
-  outcomes["SOURCE_FAILED"] = static_cast<int>(Outcome::source_failed);
-  outcomes["UNREACHABLE"] = static_cast<int>(Outcome::unreachable);
-  outcomes["INCOMPATIBLE"] = static_cast<int>(Outcome::incompatible);
-  outcomes["PROTOCOL"] = static_cast<int>(Outcome::protocol);
-  outcomes["FAILED"] = static_cast<int>(Outcome::failed);
-  m.attr("OUTCOMES") = outcomes;
+std::map<std::string, int> completion_kinds() {
+  return {{"CONNECTED", static_cast<int>(CompletionKind::connected)},
+          {"DISCONNECTED", static_cast<int>(CompletionKind::disconnected)},
+          {"READ", static_cast<int>(CompletionKind::read)},
+          {"CUT_OFF", static_cast<int>(CompletionKind::cut_off)},
+          {"PEER_LOST", static_cast<int>(CompletionKind::peer_lost)},
+          {"LEASE_LAPSED", static_cast<int>(CompletionKind::lease_lapsed)}};
+}
+
+std::map<std::string, int> outcomes() {
+  return {{"OK", static_cast<int>(Outcome::ok)},
+          {"CUT_OFF", static_cast<int>(Outcome::cut_off)},
+          {"PEER_LOST", static_cast<int>(Outcome::peer_lost)},
+          {"DIGEST_MISMATCH", static_cast<int>(Outcome::digest_mismatch)},
+          {"SOURCE_FAILED", static_cast<int>(Outcome::source_failed)},
+          {"UNREACHABLE", static_cast<int>(Outcome::unreachable)},
+          {"INCOMPATIBLE", static_cast<int>(Outcome::incompatible)},
+          {"PROTOCOL", static_cast<int>(Outcome::protocol)},
+          {"FAILED", static_cast<int>(Outcome::failed)}};
 }
 
 void bind_ucx(nb::module_& m) {
-  bind_words(m);
+  m.def("completion_kinds", &completion_kinds, "Numbers of kvlink.transports.base.CompletionKind, by name.");
+  m.def("outcomes", &outcomes, "Numbers of kvlink.transports.base.Outcome, by name.");
   nb::exception<Unavailable>(m, "Unavailable", PyExc_RuntimeError);
   nb::exception<EngineFull>(m, "EngineFull", PyExc_RuntimeError);
   bind_engine(m);
