@@ -6,7 +6,7 @@ sorted intervals.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -97,16 +97,16 @@ def _between(one: Group, other: Group, groups: tuple[int, int]) -> Iterator[Alia
 
 
 def _can_meet(one: Group, plane: Plane, other: Group, other_plane: Plane) -> bool:
-    """Exact for planes of equal axes (parts of one row in groups of their own never meet); else it must be assumed."""
+    """Exact for planes of equal strides (parts of one row in groups of their own never meet); else it is assumed."""
     (length, axes), (other_length, other_axes) = plane_axes(one, plane), plane_axes(other, other_plane)
-    if _strides(axes) != _strides(other_axes):
-        return True
-    longest = sorted((max(a, b) for a, b in zip(axes, other_axes, strict=True)), key=lambda axis: axis[1], reverse=True)
-    return rows_meet(other_plane.offset_bytes - plane.offset_bytes, longest, length, other_length)
-
-
-def _strides(axes: Sequence[tuple[int, int, str]]) -> list[tuple[int, str]]:
-    return [(stride, name) for _, stride, name in axes]
+    merged = {name: (count, stride, name) for count, stride, name in axes}
+    for count, stride, name in other_axes:
+        have = merged.setdefault(name, (count, stride, name))
+        if have[1] != stride:
+            return True
+        merged[name] = max(have, (count, stride, name))
+    nested = sorted(merged.values(), key=lambda axis: axis[1], reverse=True)
+    return rows_meet(other_plane.offset_bytes - plane.offset_bytes, nested, length, other_length)
 
 
 def _footprint(group: Group, plane: Plane, against: Group, other: Plane) -> _Footprint:
