@@ -202,6 +202,19 @@ def test_a_silent_reader_loses_its_lease_and_the_hold_ends_soon_after() -> None:
     assert rank.reports[0].error.code == errors.PeerLostError.code
 
 
+@pytest.mark.parametrize("gone", [PeerLost("D0"), PeerDead("D0")])
+def test_a_reader_that_goes_after_its_attempt_was_over_leaves_no_hold_behind(gone) -> None:
+    """B3 C7: a transport tells the lapse of a lost peer's leases before the loss itself."""
+    rank = Rank()
+    rank.ask()
+    rank.see(LeaseLapsed("D0", 1), gone)
+    rank.now = 1.0
+    rank.see(PeerLost("D0"))  # its coming and going does not keep the blocks
+    rank.until(TIMING.lost_hold_seconds)
+    assert rank.reports[0].error.code in (errors.PeerLostError.code, errors.PeerRestartedError.code)
+    assert EndHold() in rank.deeds
+
+
 def test_blocks_return_at_once_when_the_target_will_not_come_back() -> None:
     """B2 B4."""
     for event in (DeclineArrived("D0", "full local hit", unread=False), CANCEL):
