@@ -299,6 +299,8 @@ def draw_models(draw):
         "row": lambda: replace(entry("row", K.ROW, 1, channels=draw.choice((1, 24)), slots=1), layers=(0,)),
     }
     names = draw.sample(sorted(makers), draw.choice((1, 1, 2, 3)))
+    if draw.random() < 0.3:
+        names = draw.choice((["full"], ["full", "swa"], ["swa", "full", "conv"]))
     return [makers[name]() for name in names]
 
 
@@ -354,7 +356,7 @@ def draw_side(draw, model, tokens, dtypes):
         order = draw.choice(sorted(NAMED_ORDERS.values()))
     else:
         axes = draw.sample(AXES, len(AXES))
-        outside = [axis for axis in draw.choice(((), ("layer",), ("column", "layer")))]
+        outside = draw.choice(((), ("layer",), ("column", "layer")))
         order = " ".join([*outside, "|", *(axis for axis in axes if axis not in outside)])
     cuts = {
         kind: (0, draw.randrange(1, model.channels[kind])) if model.channels[kind] > 1 and draw.random() < 0.3 else (0,)

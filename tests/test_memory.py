@@ -15,7 +15,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from kvlink import limits
 from kvlink.errors import ClosedError, ConflictError, LayoutError, UnknownRequestError
-from kvlink.layout import STANDARD_LAYOUTS, DType, Group, Place, PlaneKind
+from kvlink.layout import STANDARD_LAYOUTS, DType, Group, IndexedBy, Place, PlaneKind, Row
 from kvlink.memory import BlockLedger, Caches, LedgerError, MemoryStats, PlaneKey, Span, allocate_pool
 
 PLACE = Place(engine="p", incarnation="1")
@@ -206,14 +206,13 @@ def test_groups_that_alias_memory_share_a_region_i2():
     ("tensor", "axes", "changes", "message"),
     [
         ("kv block slot head channel", "kv block head slot channel", {}, r"axis slot has 3 entries.*states 4"),
-        ("kv block slot head channel", "kv block slot head", {}, "name block, slot and channel"),
+        ("kv block slot head channel", "kv block slot head", {}, "name block and channel"),
         ("kv block slot head channel", "kv block slot slot channel", {}, "once"),
-        ("kv block slot head channel", "kv page slot head channel", {}, "name block, slot and channel"),
+        ("kv block slot head channel", "kv page slot head channel", {}, "name block and channel"),
         ("kv block slot head channel", "block slot head channel", {}, r"name 4 dimensions"),
-        ("kv block slot channel head", "kv block slot channel head", {}, "channels must be contiguous"),
         ("kv block slot head channel", "kv block slot head channel", {"num_blocks": 6}, "axis block has 5.*states 6"),
         ("kv block slot head channel", "kv block slot head channel", {"dtype": DType.FLOAT32}, "float32"),
-        ("kv block slot head channel", "kv block slot head channel", {"channels": 8}, "axis channel has 6"),
+        ("kv block slot head channel", "kv block slot head channel", {"channels": 8}, r"lacks channels \[6"),
     ],
 )  # fmt: skip
 def test_a_tensor_that_is_not_what_was_said_is_refused(tensor, axes, changes, message):
@@ -243,6 +242,109 @@ def test_wrong_keys_and_things_that_are_no_tensors_are_refused():
         Caches.from_pointers({PlaneKey("full", 0): Span(1, 1, 1, 1)}, [group_of()], IDENTITY, PLACE)
     with pytest.raises(LayoutError, match="must be positive"):
         Caches.from_pointers({PlaneKey("full", 0, K): Span(0, 1, 1, 1)}, [group_of()], IDENTITY, PLACE)
+
+
+def test_channels_need_not_be_contiguous_d5():
+    """D5: a transposed tensor is described by its strides like any other."""
+    storage = filled("layer kv block slot channel head")
+    caches = from_tensors(
+        {PlaneKey("full", layer): storage[layer] for layer in range(LAYERS)}, "kv block slot channel head"
+    )
+    assert all(plane.channel_stride == 2 * HEADS for plane in caches.spec.groups[0].planes)
+    group, plane = caches.spec.groups[0], caches.spec.groups[0].planes[1]
+    at = (
+        plane.offset_bytes
+        + 3 * plane.block_stride
+        + 2 * plane.slot_stride
+        + plane.head_stride
+        + 5 * plane.channel_stride
+    )
+    assert caches.regions[0].array[at : at + 2].view(np.uint16)[0] == logical_values()[0, 1, 3, 2, 1, 5]
+    assert group.row_bytes == 2 * CHANNELS
+
+
+def test_channels_that_kinds_share_must_be_contiguous():
+    storage = np.zeros((2 * CHANNELS, BLOCKS, HEADS, SLOTS), dtype=np.uint16).transpose(1, 2, 3, 0)
+    with pytest.raises(LayoutError, match="kinds that share an axis must be contiguous"):
+        from_tensors({PlaneKey("full", 0): storage}, "block head slot (kv channel)")
+
+
+def test_blocks_of_several_tensor_blocks_are_described_by_their_tensors():
+    storage = filled("layer kv block slot head channel")
+    tensors = {PlaneKey("full", layer): storage[layer, :, :4] for layer in range(LAYERS)}
+    caches = from_tensors(tensors, "kv block slot head channel", block_size=2 * SLOTS, num_blocks=2, ratio=2)
+    group = caches.spec.groups[0]
+    assert (group.tensor_slots, group.tensor_blocks) == (SLOTS, 4)
+    with pytest.raises(LayoutError, match=r"axis block has 4 entries.*states 2"):
+        from_tensors(tensors, "kv block slot head channel", block_size=SLOTS, num_blocks=2)
+
+
+def test_a_latent_row_of_several_dtypes_is_kinds_side_by_side():
+    """512 fp8, 4 float32 scales, 64 bfloat16 in one row of bytes, as sparse-attention caches store it."""
+    rows = (Row(PlaneKind.LATENT_SCALE, 4, DType.FLOAT32), Row(PlaneKind.ROPE, 64, DType.BFLOAT16))
+    group = group_of(name="mla", heads=(0,), channels=512, dtype=DType.FLOAT8_E4M3, rows=rows)
+    group = msgspec.structs.replace(group, num_heads=1)
+    storage = np.zeros((LAYERS, BLOCKS, SLOTS, 512 + 16 + 128), dtype=np.uint8)
+    tensors = {PlaneKey("mla", layer): storage[layer] for layer in range(LAYERS)}
+    axes = "block slot (latent latent_scale rope channel)"
+    caches = Caches.from_tensors(tensors, [group], IDENTITY, PLACE, axes=axes)
+    planes = caches.spec.groups[0].planes[:3]
+    assert [plane.offset_bytes for plane in planes] == [0, 512, 528]
+    assert {plane.slot_stride for plane in planes} == {656}
+    with pytest.raises(LayoutError, match=r"has 656 bytes, the rows of latent and rope in groups.mla take 640"):
+        Caches.from_tensors(tensors, [group], IDENTITY, PLACE, axes="block slot (latent rope channel)")
+    with pytest.raises(LayoutError, match=r"name kinds \['latent', 'roop'\]"):
+        Caches.from_tensors(tensors, [group], IDENTITY, PLACE, axes="block slot (latent roop channel)")
+
+
+def test_a_latent_in_two_tensors_is_one_kind_in_two_parts():
+    group = msgspec.structs.replace(group_of(name="mla", heads=(0,), channels=6), num_heads=1)
+    parts = [np.zeros((BLOCKS, SLOTS, width), dtype=np.uint16) for width in (4, 2)]
+    tensors = {PlaneKey("mla", 0, PlaneKind.LATENT, first): part for first, part in zip((0, 4), parts, strict=True)}
+    caches = Caches.from_tensors(tensors, [group], IDENTITY, PLACE, axes="block slot channel")
+    assert [(p.first_channel, p.channels) for p in caches.spec.groups[0].planes] == [(0, 4), (4, 2)]
+    with pytest.raises(LayoutError, match=r"layer 0 latent lacks channels \[4"):
+        Caches.from_tensors(dict(list(tensors.items())[:1]), [group], IDENTITY, PLACE, axes="block slot channel")
+
+
+def test_states_and_rows_have_entries_not_tokens():
+    """A conv state of chunks times width, and a row of an engine's own int32 buffer."""
+    conv = msgspec.structs.replace(
+        group_of(name="conv", channels=4, block_size=3), num_heads=3, indexed_by=IndexedBy.ENTRY
+    )
+    row = group_of(name="row", heads=(0,), channels=64, dtype=DType.OPAQUE, block_size=1)
+    row = msgspec.structs.replace(row, num_heads=1, indexed_by=IndexedBy.ENTRY)
+    tensors = {
+        PlaneKey("conv", 0, PlaneKind.CONV): np.zeros((BLOCKS, 3, 4, 3), dtype=np.uint16),
+        PlaneKey("row", 0, PlaneKind.ROW): np.zeros((BLOCKS, 16), dtype=np.int32),
+    }
+    axes = {"conv": "block head channel slot", "row": "block channel"}
+    caches = Caches.from_tensors(tensors, [conv, row], IDENTITY, PLACE, axes=axes)
+    (one,), (other,) = (group.planes for group in caches.spec.groups)
+    assert (one.slot_stride, one.channel_stride, one.head_stride) == (2, 6, 24)
+    assert (other.block_stride, other.channel_stride) == (64, 0)
+
+
+def test_every_group_has_tensors_or_is_refused_e1():
+    """E1: a group whose tensors were forgotten is named."""
+    storage = filled("layer kv block slot head channel")
+    with pytest.raises(LayoutError, match=r"groups\.swa\.planes is 0 planes"):
+        Caches.from_tensors(
+            {PlaneKey("full", 0): storage[0]}, [group_of(), group_of(name="swa")], IDENTITY, PLACE,
+            axes="kv block slot head channel",
+        )  # fmt: skip
+
+
+def test_groups_that_share_memory_do_not_both_write_a_block():
+    ledger = BlockLedger(classes=(0, 0, 2))
+    with pytest.raises(LayoutError, match=r"block 4 of group 0 is listed twice.*shares its memory"):
+        ledger.reserve("r", [[3, 4], [4], []])
+    ledger.reserve("r", [[3], [4], [3]])
+    with pytest.raises(ConflictError, match="block 4 of group 0 belongs to request r"):
+        ledger.reserve("s", [[4], [], []])
+    ledger.drain("r")
+    assert ledger.drained("r") == ((3,), (4,), (3,))
+    ledger.reserve("s", [[4], [3], []])
 
 
 @pytest.mark.parametrize("layout", STANDARD_LAYOUTS)

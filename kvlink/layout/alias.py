@@ -6,13 +6,13 @@ sorted intervals.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from kvlink.layout.extent import extent_bytes, plane_axes, rows_meet
+from kvlink.layout.extent import Axis, extent_bytes, plane_axes, rows_meet
 from kvlink.layout.geometry import CacheSpec, Group, Plane
 
 if TYPE_CHECKING:
@@ -97,16 +97,28 @@ def _between(one: Group, other: Group, groups: tuple[int, int]) -> Iterator[Alia
 
 
 def _can_meet(one: Group, plane: Plane, other: Group, other_plane: Plane) -> bool:
-    """Exact for planes of equal strides (parts of one row in groups of their own never meet); else it is assumed."""
+    """Exact for planes of equal strides (parts of one row in groups of their own never meet).
+
+    Else only the outer axes that both have are told apart, and all that lies inside counts as one solid stretch.
+    """
     (length, axes), (other_length, other_axes) = plane_axes(one, plane), plane_axes(other, other_plane)
-    merged = {name: (count, stride, name) for count, stride, name in axes}
-    for count, stride, name in other_axes:
-        have = merged.setdefault(name, (count, stride, name))
-        if have[1] != stride:
-            return True
-        merged[name] = max(have, (count, stride, name))
-    nested = sorted(merged.values(), key=lambda axis: axis[1], reverse=True)
-    return rows_meet(other_plane.offset_bytes - plane.offset_bytes, nested, length, other_length)
+    mine, theirs = ({axis[2]: axis for axis in side} for side in (axes, other_axes))
+    strides = {axis[2]: axis[1] for axis in (*axes, *other_axes)}
+    common: list[tuple[int, int, int]] = []
+    for name in sorted(strides, key=strides.__getitem__, reverse=True):
+        steps = [side.get(name, (1, strides[name], name)) for side in (mine, theirs)]
+        inside = [[axis for axis in side.values() if axis[2] != name] for side in (mine, theirs)]
+        solid = _solid(length, inside[0]), _solid(other_length, inside[1])
+        if steps[0][1] != steps[1][1] or max(solid) > strides[name]:
+            break
+        common.append((steps[0][0], steps[1][0], strides[name]))
+        mine, theirs = ({axis[2]: axis for axis in side} for side in inside)
+    solid = _solid(length, mine.values()), _solid(other_length, theirs.values())
+    return rows_meet(other_plane.offset_bytes - plane.offset_bytes, common, *solid)
+
+
+def _solid(length: int, axes: Iterable[Axis]) -> int:
+    return length + sum((count - 1) * stride for count, stride, _ in axes)
 
 
 def _footprint(group: Group, plane: Plane, against: Group, other: Plane) -> _Footprint:
@@ -116,4 +128,4 @@ def _footprint(group: Group, plane: Plane, against: Group, other: Plane) -> _Foo
     theirs = [axis for axis in plane_axes(against, other)[1] if axis[1] > other.block_stride]
     left_out = outside if outside == theirs and plane.offset_bytes == other.offset_bytes else []
     inside = [axis for axis in axes if axis[2] != "block_stride" and axis not in left_out]
-    return _Footprint(plane.block_stride, length + sum((count - 1) * stride for count, stride, _ in inside))
+    return _Footprint(plane.block_stride, _solid(length, inside))

@@ -131,7 +131,8 @@ def _check_neighbours(group: Group, path: str) -> None:
         families[plane.region, plane.block_stride, plane.slot_stride, plane.head_stride, *spread].append(plane)
     for family in families.values():
         family.sort(key=lambda plane: plane.offset_bytes)
-        axes = sorted(plane_axes(group, family[0])[1], key=lambda axis: axis[1], reverse=True)
+        nested = sorted(plane_axes(group, family[0])[1], key=lambda axis: axis[1], reverse=True)
+        axes = [(count, count, stride) for count, stride, _ in nested]
         for one, other in pairwise(family):
             lengths = plane_axes(group, one)[0], plane_axes(group, other)[0]
             if rows_meet(other.offset_bytes - one.offset_bytes, axes, *lengths):

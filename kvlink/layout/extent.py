@@ -33,18 +33,18 @@ def extent_bytes(group: Group, plane: Plane) -> int:
     return length + sum((count - 1) * stride for count, stride, _ in axes)
 
 
-def rows_meet(distance: int, axes: Sequence[Axis], length: int, other_length: int) -> bool:
+def rows_meet(distance: int, axes: Sequence[tuple[int, int, int]], length: int, other_length: int) -> bool:
     """Whether a plane and another of the same strides that starts ``distance`` bytes further on share a byte.
 
     Args:
         distance: may be negative.
-        axes: of both, longest stride first, each stepping over all that follow it.
+        axes: (steps of the one, steps of the other, stride), longest stride first, each stepping over all that follow.
         length: bytes at the bottom of the one plane.
         other_length: bytes at the bottom of the other.
     """
     if not axes:
         return -other_length < distance < length
-    (count, stride, _), inner = axes[0], axes[1:]
+    (count, other_count, stride), inner = axes[0], axes[1:]
     # What lies inside one step is shorter than the step, so only the steps around the quotient can meet.
-    steps = {max(-(count - 1), min(count - 1, distance // stride + extra)) for extra in (0, 1)}
+    steps = {max(-(other_count - 1), min(count - 1, distance // stride + extra)) for extra in (0, 1)}
     return any(rows_meet(distance - step * stride, inner, length, other_length) for step in steps)

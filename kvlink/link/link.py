@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from kvlink import limits
 from kvlink.descriptor import Facts
 from kvlink.errors import ClosedError, ConfigError
+from kvlink.layout import alias_classes
 from kvlink.link.listener import Listener
 from kvlink.link.part import Part, Result
 from kvlink.link.pump import Pump
@@ -83,7 +84,7 @@ class Link:
         self._report: CloseReport | None = None
         self._parts: dict[int, Part] = {}
         self._counters = Counters()
-        self._blocks = BlockLedger()
+        self._blocks = BlockLedger(alias_classes(rank.caches.spec))
         self.target = TargetHalf(rank, tasks, self._blocks, self._counters, timing)
         self.source = SourceHalf(rank, tasks, self._blocks, self._counters, timing)
 

@@ -21,21 +21,30 @@ if TYPE_CHECKING:
 
 
 class PlaneKey(NamedTuple):
-    """Which plane a tensor or pointer is. ``kind`` is ``None`` for a tensor that holds both K and V of its layer."""
+    """Which plane a tensor or pointer is. ``kind`` is ``None`` for a tensor that holds several kinds of its layer.
+
+    ``first_channel``: where its channels begin, if it holds a part of its kind's (a latent's 512, then 64).
+    """
 
     group: str
     layer: int
     kind: PlaneKind | None = None
+    first_channel: int = 0
 
 
 class Span(NamedTuple):
-    """One plane by pointer, all in bytes: it starts at ``address`` and lies within ``length``."""
+    """One plane by pointer, all but ``channels`` in bytes: it starts at ``address`` and lies within ``length``.
+
+    ``channel_stride`` 0: contiguous; ``channels`` 0: all from its key's ``first_channel`` on.
+    """
 
     address: int
     length: int
     block_stride: int
     slot_stride: int
     head_stride: int = 0
+    channel_stride: int = 0
+    channels: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +125,15 @@ class Caches:
         Views of one storage become one region, registered once.
 
         Args:
-            tensors: NumPy arrays or torch tensors, by plane. A key without a kind names a tensor with K and V.
+            tensors: NumPy arrays or torch tensors, by plane. A key without a kind names a tensor with several kinds.
             groups: what the engine says of each group (heads, channels, dtype, block size, blocks), without planes;
-                every tensor is held against it.
+                every tensor is held against it. Axis block counts tensor blocks, axis slot their slots (`Group.ratio`).
             identity: the model.
             place: the rank.
             axes: the order of a tensor's dimensions, for all groups or by group name: ``kv`` (K, then V), ``block``,
-                ``slot``, ``head``, ``channel``, and ``(kv channel)`` as the last where K and V share it. Such as
-                ``"kv block slot head channel"`` or ``"block head slot (kv channel)"``.
+                ``slot``, ``head``, ``channel``, and ``(kv channel)`` or ``(latent rope channel)`` as the last where
+                kinds share it. Such as ``"kv block slot head channel"`` or ``"block head slot (kv channel)"``. A state
+                of chunks times width is ``"block head channel slot"``, one without slots ``"block head channel"``.
 
         Raises:
             LayoutError: a tensor is not what its group and axes say, a group has no tensor, or the whole is impossible.
@@ -136,7 +146,8 @@ class Caches:
             strided = read_strided(tensor, where)
             named = name_axes(strided, axes if isinstance(axes, str) else _axes_of(key, axes), where)
             _check_tensor(group, strided, named, where)
-            placed += _planes_of(key, strided, named, where)
+            _check_elements(key, group, strided, named, where)
+            placed += _planes_of(key, group, strided, named, where)
         return cls._assemble(placed, groups, identity, place, tuple(tensors.values()))
 
     @classmethod
@@ -169,8 +180,9 @@ class Caches:
                 raise LayoutError(f"{_name(key)} has no kind; give K and V a span each")
             if span.address <= 0 or span.length <= 0:
                 raise LayoutError(f"{_name(key)} is {span}; address and length must be positive")
-            strides = (span.block_stride, span.slot_stride, span.head_stride)
-            placed.append(_Placed(key, key.kind, span.address, strides, (span.address, span.length)))
+            strides = (span.block_stride, span.slot_stride, span.head_stride, span.channel_stride)
+            channels = key.first_channel, span.channels
+            placed.append(_Placed(key, key.kind, span.address, strides, channels, (span.address, span.length)))
         return cls._assemble(placed, groups, identity, place, tuple(keepalive))
 
     @classmethod
@@ -187,7 +199,7 @@ class Caches:
         planes: dict[str, list[Plane]] = {group.name: [] for group in groups}
         for plane in placed:
             region = bisect_right(starts, plane.storage[0]) - 1
-            block_stride, slot_stride, head_stride = plane.strides
+            block_stride, slot_stride, head_stride, channel_stride = plane.strides
             planes[plane.key.group].append(
                 Plane(
                     layer=plane.key.layer,
@@ -197,6 +209,9 @@ class Caches:
                     block_stride=block_stride,
                     slot_stride=slot_stride,
                     head_stride=head_stride,
+                    channel_stride=channel_stride,
+                    first_channel=plane.channels[0],
+                    channels=plane.channels[1],
                 )
             )
         spec = CacheSpec(
@@ -210,12 +225,17 @@ class Caches:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A plane at an address; ``strides`` over (block, slot, head), ``storage`` as (address, length), all bytes."""
+    """A plane at an address.
+
+    ``strides`` over (block, slot, head, channel) and ``storage`` (address, length) are bytes; ``channels`` is (first,
+    count), as in `Plane`.
+    """
 
     key: PlaneKey
     kind: PlaneKind
     address: int
-    strides: tuple[int, int, int]
+    strides: tuple[int, int, int, int]
+    channels: tuple[int, int]
     storage: tuple[int, int]
 
 
@@ -231,27 +251,44 @@ def _merge(storages: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _planes_of(key: PlaneKey, tensor: Strided, axes: NamedAxes, where: str) -> list[_Placed]:
-    strides = (axes.stride["block"], axes.stride["slot"], axes.stride.get("head", 0))
-    if "kv" not in axes.count:
-        if key.kind is None:
-            raise LayoutError(f"{where} has no kind and its axes no kv; say whether it is K, V or a latent")
-        return [_Placed(key, key.kind, tensor.address, strides, tensor.storage)]
-    if key.kind is not None:
+def _planes_of(key: PlaneKey, group: Group, tensor: Strided, axes: NamedAxes, where: str) -> list[_Placed]:
+    several = bool(axes.fused) or "kv" in axes.count
+    if several and key.kind is not None:
         raise LayoutError(f"{where} is said to be {key.kind.value} alone, but its axes hold kv; leave its kind out")
-    return [
-        _Placed(key, kind, tensor.address + index * axes.stride["kv"], strides, tensor.storage)
-        for index, kind in enumerate((PlaneKind.K, PlaneKind.V))
-    ]
+    if several and key.first_channel:
+        raise LayoutError(f"{where} begins at channel {key.first_channel}, but holds several kinds; give them apart")
+    if axes.fused:
+        return _side_by_side(key, group, tensor, axes)
+    kinds = (PlaneKind.K, PlaneKind.V) if several else (key.kind,)
+    placed = []
+    for index, kind in enumerate(kinds):
+        if kind is None:
+            raise LayoutError(f"{where} has no kind and its axes no kv; say whether it is K, V or a latent")
+        row = group.row_of(kind)
+        count = axes.count["channel"] * (tensor.itemsize if row.dtype is DType.OPAQUE else 1)
+        count = 0 if count == row.channels else count
+        address = tensor.address + index * axes.stride.get("kv", 0)
+        placed.append(_Placed(key, kind, address, _strides(axes, tensor), (key.first_channel, count), tensor.storage))
+    return placed
+
+
+def _side_by_side(key: PlaneKey, group: Group, tensor: Strided, axes: NamedAxes) -> list[_Placed]:
+    """Kinds that share the channel axis, each with all of its channels."""
+    placed, address = [], tensor.address
+    for kind in axes.fused:
+        placed.append(_Placed(key, kind, address, (*_strides(axes, tensor)[:3], 0), (0, 0), tensor.storage))
+        address += group.row_of(kind).nbytes
+    return placed
+
+
+def _strides(axes: NamedAxes, tensor: Strided) -> tuple[int, int, int, int]:
+    channel = axes.stride["channel"]
+    contiguous = channel == tensor.itemsize or axes.count["channel"] == 1
+    return axes.stride["block"], axes.stride.get("slot", 0), axes.stride.get("head", 0), 0 if contiguous else channel
 
 
 def _check_tensor(group: Group, tensor: Strided, axes: NamedAxes, where: str) -> None:
-    stated = {
-        "block": group.num_blocks,
-        "slot": group.block_size,
-        "head": len(group.heads),
-        "channel": group.channels,
-    }
+    stated = {"block": group.tensor_blocks, "slot": group.tensor_slots, "head": len(group.heads)}
     for axis, want in stated.items():
         have = axes.count.get(axis, 1)
         if have != want:
@@ -259,11 +296,28 @@ def _check_tensor(group: Group, tensor: Strided, axes: NamedAxes, where: str) ->
                 f"{where}: axis {axis} has {have} entries, groups.{group.name} states {want}; "
                 "check the order of axes and what the group states"
             )
+
+
+def _check_elements(key: PlaneKey, group: Group, tensor: Strided, axes: NamedAxes, where: str) -> None:
+    """Kinds that share a row are held against its bytes, a kind of its own against its dtype."""
+    if axes.fused:
+        want = sum(group.row_of(kind).nbytes for kind in axes.fused)
+        have = axes.count["channel"] * tensor.itemsize
+        if have != want:
+            raise LayoutError(
+                f"{where}: the channel axis has {have} bytes, the rows of {' and '.join(axes.fused)} in "
+                f"groups.{group.name} take {want}; check channels and dtypes"
+            )
+    kinds = axes.fused or ((key.kind,) if key.kind is not None else (PlaneKind.K, PlaneKind.V))
+    dtypes = {group.row_of(kind).dtype for kind in kinds}
+    if len(dtypes) > 1:  # a row of several dtypes is an array of bytes to its engine
+        return
+    (dtype,) = dtypes
     named = tensor.dtype_name if tensor.dtype_name in set(DType) else None
-    if tensor.itemsize != group.dtype.itemsize or named not in (None, group.dtype.value):
+    if dtype is not DType.OPAQUE and (tensor.itemsize != dtype.itemsize or named not in (None, dtype.value)):
         raise LayoutError(
             f"{where} holds {tensor.dtype_name} ({tensor.itemsize} bytes), groups.{group.name} states "
-            f"{group.dtype.value} ({group.dtype.itemsize} bytes)"
+            f"{dtype.value} ({dtype.itemsize} bytes)"
         )
 
 

@@ -92,9 +92,14 @@ class BlockLedger:
     """Blocks of one rank's caches that KVLink may touch. Not thread-safe: one loop owns it.
 
     A call that raises has changed nothing.
+
+    Args:
+        classes: for each group, the first group whose blocks are the same memory (`kvlink.layout.alias_classes`);
+            groups that are not listed share with none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, classes: Sequence[int] = ()) -> None:
+        self._classes = tuple(classes)
         self._holds: dict[str, _Hold] = {}
         self._leases: dict[Hashable, str] = {}
         self._reservations: dict[str, _Reservation] = {}
@@ -184,13 +189,13 @@ class BlockLedger:
 
         Raises:
             ConflictError: the key has a reservation, or a block belongs to another live request.
-            LayoutError: a block is listed twice.
+            LayoutError: a block is listed twice, be it by two groups that share memory.
         """
         if key in self._reservations:
             state = self._reservations[key].state
             raise ConflictError(f"this key has blocks already ({state}); release them first", request_id=key)
         frozen = _frozen(blocks)
-        wanted = [(group, block) for group, ids in enumerate(frozen) for block in ids]
+        wanted = self._slots_of(frozen)
         for group, block in wanted:
             owner = self._owners.get((group, block))
             if owner is not None:
@@ -201,7 +206,10 @@ class BlockLedger:
                 )
         if len(set(wanted)) != len(wanted):
             group, block = next(item for item, count in Counter(wanted).items() if count > 1)
-            raise LayoutError(f"block {block} of group {group} is listed twice for request {key}; pass each block once")
+            raise LayoutError(
+                f"block {block} of group {group} is listed twice for request {key}, by it or by a group that shares "
+                "its memory; pass each block once"
+            )
         self._reservations[key] = _Reservation(frozen)
         self._owners.update(dict.fromkeys(wanted, key))
 
@@ -241,10 +249,14 @@ class BlockLedger:
             reservation.state = following
             return reservation.blocks
         del self._reservations[key]
-        for group, ids in enumerate(reservation.blocks):
-            for block in ids:
-                del self._owners[group, block]
+        for owned in self._slots_of(reservation.blocks):
+            del self._owners[owned]
         return reservation.blocks
+
+    def _slots_of(self, blocks: Blocks) -> list[tuple[int, int]]:
+        """What the blocks are owned under: the first group of those that share their memory, and the id."""
+        classes = (*self._classes, *range(len(self._classes), len(blocks)))
+        return [(classes[group], block) for group, ids in enumerate(blocks) for block in ids]
 
     # --- both ---------------------------------------------------------------------------------------------------------
 

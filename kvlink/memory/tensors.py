@@ -6,6 +6,7 @@ NumPy arrays answer by ``__array_interface__``; torch tensors, and whatever look
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
@@ -13,10 +14,12 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 
 from kvlink.errors import LayoutError
+from kvlink.layout import PlaneKind
 
 _AXES: Final = frozenset({"kv", "block", "slot", "head", "channel"})
-_NEEDED: Final = frozenset({"block", "slot", "channel"})
-_FUSED: Final = "(kv channel)"
+_NEEDED: Final = frozenset({"block", "channel"})
+_FUSED: Final = re.compile(r"\(([a-z_ ]+) channel\)$")
+"""Kinds that share the channel axis, side by side."""
 
 
 class _Storage(Protocol):
@@ -66,10 +69,11 @@ class Strided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedAxes:
-    """A tensor's axes by name: ``count`` and ``stride`` (bytes). ``fused``: K and V lie in the channel axis."""
+    """A tensor's axes by name: ``count`` and ``stride`` (bytes). ``fused``: kinds that share the channel axis."""
 
     count: dict[str, int]
     stride: dict[str, int]
+    fused: tuple[PlaneKind, ...] = ()
 
 
 def read_strided(tensor: TensorLike, where: str) -> Strided:
@@ -90,37 +94,40 @@ def read_strided(tensor: TensorLike, where: str) -> Strided:
 
 
 def name_axes(tensor: Strided, axes: str, where: str) -> NamedAxes:
-    """Name a tensor's axes and split a fused ``(kv channel)`` axis in two.
+    """Name a tensor's axes; a last axis ``(kv channel)``, or ``(latent rope channel)``, holds kinds side by side.
 
     Raises:
-        LayoutError: the names do not fit the tensor, or channels are not contiguous.
+        LayoutError: the names do not fit the tensor, or channels that kinds share are not contiguous.
     """
-    words = axes.replace(_FUSED, _FUSED.replace(" ", "+")).split()
-    fused = words[-1:] == [_FUSED.replace(" ", "+")]
-    names = [*words[:-1], "channel"] if fused else words
-    stated = [*names, "kv"] if fused else names
-    if len(set(stated)) != len(stated) or not _NEEDED <= set(stated) <= _AXES:
+    shared = _FUSED.search(axes)
+    names = [*axes[: shared.start()].split(), "channel"] if shared else axes.split()
+    fused = _kinds(shared.group(1), where) if shared else ()
+    doubled = bool(fused) and "kv" in names
+    if len(set(names)) != len(names) or not _NEEDED <= set(names) <= _AXES or doubled:
         raise LayoutError(
-            f"axes of {where} are {axes!r}; name block, slot and channel, and head or kv where there are any, once "
-            f"each; {_FUSED!r} as the last says that K and V share the channel axis"
+            f"axes of {where} are {axes!r}; name block and channel, and slot, head or kv where there are any, once "
+            "each; '(kv channel)' as the last says that K and V share the channel axis"
         )
     if len(names) != len(tensor.shape):
         raise LayoutError(f"{where} has shape {tensor.shape}; axes {axes!r} name {len(names)} dimensions")
     count = dict(zip(names, tensor.shape, strict=True))
     stride = dict(zip(names, tensor.strides, strict=True))
-    if count["channel"] > 1 and stride["channel"] != tensor.itemsize:
+    if fused and count["channel"] > 1 and stride["channel"] != tensor.itemsize:
         raise LayoutError(
-            f"{where}: channels lie {stride['channel']} bytes apart, elements have {tensor.itemsize}; "
-            "a token's channels must be contiguous (check the order of axes)"
+            f"{where}: channels lie {stride['channel']} bytes apart, elements have {tensor.itemsize}; the channels of "
+            "kinds that share an axis must be contiguous (check the order of axes)"
         )
-    if fused:
-        if count["channel"] % 2:
-            raise LayoutError(f"{where}: {count['channel']} channels do not hold K and V of equal size")
-        count["channel"] //= 2
-        count["kv"], stride["kv"] = 2, count["channel"] * tensor.itemsize
     if count.get("kv", 2) != 2:
         raise LayoutError(f"{where}: axis kv has {count['kv']} entries; it holds K, then V")
-    return NamedAxes(count=count, stride=stride)
+    return NamedAxes(count=count, stride=stride, fused=fused)
+
+
+def _kinds(words: str, where: str) -> tuple[PlaneKind, ...]:
+    names = [name for word in words.split() for name in (("k", "v") if word == "kv" else (word,))]
+    known = [kind.value for kind in PlaneKind]
+    if not set(names) <= set(known) or len(set(names)) != len(names):
+        raise LayoutError(f"axes of {where} name kinds {names}; known are {known}, each once")
+    return tuple(PlaneKind(name) for name in names)
 
 
 def _read_numpy(array: np.ndarray[Any, np.dtype[Any]]) -> Strided:
