@@ -344,3 +344,39 @@ def test_a_lie_about_an_uncommitted_install_earns_nothing() -> None:
     rank.ask()
     assert rank.installed() == ()
     assert rank.part.leg("D0").phase.value == "leased"
+
+
+# --- found by the simulator -------------------------------------------------------------------------------------------
+
+NOT_INSTALLED = protocol.error_info(errors.TransportError, "the read failed", retryable=True)
+
+
+def fail_leg(rank: Rank, peer: str, attempt: int) -> None:
+    rank.see(Received(peer, wire.NotInstalled(attempt=attempt, error=NOT_INSTALLED)))
+
+
+def test_g2_a_late_copy_of_an_ask_is_not_leased_again_after_another_engine_was_served() -> None:
+    """Its leg gave way to the other engine's; its attempt is over all the same, and its target is told so."""
+    rank = Rank()
+    rank.ask("E0", 7, engine="E")
+    fail_leg(rank, "E0", 7)
+    rank.ask("D0", 4)
+    fail_leg(rank, "D0", 4)
+    (refusal,) = rank.ask("E0", 7, engine="E")
+    assert isinstance(refusal.message, wire.Refused)
+    assert rank.ask("E0", 6, engine="E") == ()
+    assert Expose("E0", 8) in rank.ask("E0", 8, engine="E")
+
+
+def test_attempts_of_a_rank_are_counted_over_another_engines_turns() -> None:
+    rank = Rank()
+    for attempt in range(1, limits.MAX_ATTEMPTS_PER_LEG + 1):
+        engine = "DE"[attempt % 2]
+        for number in (0, 1):
+            exposed = rank.ask(f"{engine}{number}", attempt, engine=engine, readers=2)
+            assert Expose(f"{engine}{number}", attempt) in exposed
+        for number in (0, 1):
+            fail_leg(rank, f"{engine}{number}", attempt)
+    for engine in "DE":
+        (refusal,) = rank.ask(f"{engine}1", 99, engine=engine, readers=2)
+        assert "attempts" in refusal.message.error.message

@@ -25,13 +25,13 @@ def repeated(part: SourcePart, event: AskArrived, _at: Moment) -> bool:
 
 def stale(part: SourcePart, event: AskArrived, _at: Moment) -> bool:
     """A late copy of an ask: its attempt has gone on, or a younger one has taken its place."""
-    leg = part.leg(event.peer)
+    leg = part.latest(event.peer)
     return leg is not None and (event.attempt < leg.attempt or (event.attempt == leg.attempt and leg.phase not in FREE))
 
 
 def over_already(part: SourcePart, event: AskArrived, _at: Moment) -> bool:
     """This attempt has ended here, and its target may not have heard."""
-    leg = part.leg(event.peer)
+    leg = part.latest(event.peer)
     return leg is not None and event.attempt == leg.attempt and leg.phase in FREE
 
 
@@ -65,8 +65,9 @@ def _same_engine(part: SourcePart, event: AskArrived) -> bool:
 
 
 def _attempts(part: SourcePart, event: AskArrived) -> int:
-    """Attempts before this one: of its rank, or of the engine that it takes the place of."""
-    before = (leg for leg in part.legs if leg.peer == event.peer or leg.engine != event.engine)
+    """Attempts before this one: of its rank, or of engines whose place it takes, however often they took turns."""
+    known = (*part.legs, *part.passed)
+    before = (leg for leg in known if leg.peer == event.peer or leg.engine != event.engine)
     return max((leg.attempts for leg in before), default=0)
 
 
@@ -105,9 +106,12 @@ def lease(part: SourcePart, event: AskArrived, at: Moment) -> Change:
         attempts=_attempts(part, event) + 1,
     )
     kept = tuple(other for other in part.legs if other.engine == event.engine and other.peer != event.peer)
+    passed = tuple(other for other in (*part.passed, *part.legs) if event.peer != other.peer and other not in kept)
     tickets = tuple(ticket for ticket in part.tickets if ticket.peer != event.peer)
     hold_until = max(part.hold_until, at.now + at.timing.retry_hold_seconds)
-    part = replace(part, legs=(*kept, leg), tickets=tickets, readers=event.readers, hold_until=hold_until)
+    part = replace(
+        part, legs=(*kept, leg), passed=passed, tickets=tickets, readers=event.readers, hold_until=hold_until
+    )
     return part, (*actions, Expose(event.peer, event.attempt), SendLease(event.peer, event.attempt))
 
 
@@ -118,7 +122,7 @@ def park(part: SourcePart, event: AskArrived, _at: Moment) -> Change:
 
 def refuse_over(part: SourcePart, event: AskArrived, _at: Moment) -> Change:
     """Say again why this attempt ended."""
-    leg = part.leg(event.peer)
+    leg = part.latest(event.peer)
     error = leg.error if leg is not None else None
     return _refuse(part, event, error or error_info(errors.TransferError, "this attempt has ended"))
 

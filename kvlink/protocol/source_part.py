@@ -122,6 +122,7 @@ class SourcePart(Value, frozen=True, kw_only=True):
         phase: where it stands.
         readers: target ranks that will read it, as the first of them said.
         legs: the latest attempt per target rank, all of one engine.
+        passed: legs of engines that another has taken the place of: late copies of their asks must not revive them.
         tickets: who waits to be told (push).
         failure: the first cause, once it failed.
         end: the end, once reported; *indeterminate* may still turn into knowledge.
@@ -137,6 +138,7 @@ class SourcePart(Value, frozen=True, kw_only=True):
     phase: SourcePhase = SourcePhase.OPEN
     readers: int | None = None
     legs: tuple[SourceLeg, ...] = ()
+    passed: tuple[SourceLeg, ...] = ()
     tickets: tuple[Ticket, ...] = ()
     failure: Failure | None = None
     end: End | None = None
@@ -145,6 +147,10 @@ class SourcePart(Value, frozen=True, kw_only=True):
     def leg(self, peer: str) -> SourceLeg | None:
         """The latest leg of this target rank."""
         return next((leg for leg in self.legs if leg.peer == peer), None)
+
+    def latest(self, peer: str) -> SourceLeg | None:
+        """The latest leg of this target rank, also of one whose engine was passed over."""
+        return self.leg(peer) or next((leg for leg in self.passed if leg.peer == peer), None)
 
     @property
     def idle(self) -> bool:

@@ -1,0 +1,282 @@
+"""Planted protocol bugs: each changes one cell of a table, or one function, and must be found by the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from kvlink import wire
+from kvlink.protocol import (
+    Install,
+    Ledger,
+    ParkingLot,
+    PeerDead,
+    PeerLost,
+    PreparedArrived,
+    ReleaseBlocks,
+    Report,
+    SourcePart,
+    Tick,
+    source,
+    source_asks,
+    source_leg,
+    source_part,
+    target,
+    target_leg,
+)
+from kvlink.protocol.source import SOURCE_PART
+from kvlink.protocol.source_leg import SOURCE_LEG
+from kvlink.protocol.source_leg import LegPhase as S
+from kvlink.protocol.source_part import AskArrived, SourcePhase
+from kvlink.protocol.table import INERT, Edge
+from kvlink.protocol.target import TARGET_PART, TargetPhase
+from kvlink.protocol.target_leg import TARGET_LEG
+from kvlink.protocol.target_leg import LegPhase as T
+from kvlink.testing.simulator.target_rank import TargetRank
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+MUTANTS: dict[str, tuple[Mutant, str]] = {}
+"""By name: how to plant it, and the numbers of the invariants of which one must be found broken."""
+
+
+def mutant(findings: str) -> Callable[[Mutant], Mutant]:
+    def add(plant: Mutant) -> Mutant:
+        MUTANTS[plant.__name__] = (plant, findings)
+        return plant
+
+    return add
+
+
+def cell(patch: pytest.MonkeyPatch, table, phase, event, *edges: Edge) -> None:
+    patch.setitem(table[phase], event, (*edges, *INERT))
+
+
+# --- the target -----------------------------------------------------------------------------------------------------
+
+
+@mutant("14")
+def done_before_cut_off(patch: pytest.MonkeyPatch) -> None:
+    """A2: the end is told while bytes may still land."""
+    patch.setattr(target, "QUIET", (*target_leg.QUIET, T.CUTTING))
+
+
+@mutant("14")
+def free_on_timeout(patch: pytest.MonkeyPatch) -> None:
+    """A1: the deadline gives the blocks back, whatever still moves."""
+
+    def free(part, _event, at):
+        failure = target.fail(target.End.EXPIRED, target.errors.DeadlineError, "too late")
+        part, cut = target._cut_all(part, failure, at)
+        return part, (ReleaseBlocks(), Report(failure.end, failure.error), *cut)
+
+    cell(patch, TARGET_PART, TargetPhase.LIVE, Tick, Edge(TargetPhase.ENDED, free, target.overdue))
+
+
+@mutant("6")
+def attempt_id_reused(patch: pytest.MonkeyPatch) -> None:
+    """A retry goes by the name of what it repeats."""
+    patch.setattr(TargetRank, "_next_attempt", lambda rank: len(rank.works) + 1)
+
+
+@mutant("3C")
+def install_without_commit(patch: pytest.MonkeyPatch) -> None:
+    """A6: all has landed, so all is well."""
+
+    def pretend(leg, _event, _at):
+        return replace(leg, until=float("inf")), ()
+
+    cell(patch, TARGET_LEG, T.LANDED, target_leg.Prepare, Edge(T.COMMITTED, pretend))
+
+
+@mutant("3C")
+def install_at_the_first_commit(patch: pytest.MonkeyPatch) -> None:
+    """A4: one source has promised, the others surely will."""
+    whole = target._signal
+
+    def signal(part):
+        phases = {leg.phase for leg in part.legs}
+        if part.phase is TargetPhase.LIVE and T.COMMITTED in phases and phases <= {T.COMMITTED, T.PREPARED}:
+            return target.AllCommitted()
+        return whole(part)
+
+    patch.setattr(target, "_signal", signal)
+
+
+@mutant("C")
+def clock_restarted_on_a_repeat(patch: pytest.MonkeyPatch) -> None:
+    """The commit's time to live counts from the last *prepared*, not from the first."""
+
+    def restart(leg, event, at):
+        leg, actions = target_leg.prepared_again(leg, event, at)
+        return replace(leg, prepared_at=at.now, until=at.now + at.timing.commit_ttl_seconds), actions
+
+    over = Edge(T.CUTTING, target_leg.cut_late, target_leg.over)
+    cell(patch, TARGET_LEG, T.PREPARED, Tick, over, Edge(None, restart, target_leg.due))
+
+
+@mutant("C5")
+def install_after_the_time_to_live(patch: pytest.MonkeyPatch) -> None:
+    """B6: a commit is a commit, however late."""
+    commit = Edge(T.COMMITTED, target_leg.take_commit)
+    cell(patch, TARGET_LEG, T.PREPARED, wire.Commit, commit)
+    cell(patch, TARGET_LEG, T.PREPARED, Tick, Edge(None, target_leg.prepared_again, target_leg.due))
+    cell(patch, TARGET_LEG, T.COMMITTED, Tick)
+    cell(patch, TARGET_PART, TargetPhase.LIVE, target.AllCommitted, Edge(TargetPhase.INSTALLING, target.install))
+
+
+@mutant("4")
+def blocks_returned_twice(patch: pytest.MonkeyPatch) -> None:
+    """Once when it failed, and once when it ended."""
+
+    def twice(part, event, at):
+        part, actions = target.report_failed(part, event, at)
+        return part, (*actions, ReleaseBlocks())
+
+    cell(patch, TARGET_PART, TargetPhase.ENDING, target.AllQuiet, Edge(TargetPhase.ENDED, twice))
+
+
+@mutant("34")
+def cancelled_while_it_installs(patch: pytest.MonkeyPatch) -> None:
+    """C1: a cancel that comes in the middle of the one switch is heeded."""
+    cell(patch, TARGET_PART, TargetPhase.INSTALLING, target.Cancel, Edge(TargetPhase.ENDING, target.cut_all))
+
+
+@mutant("34")
+def installed_twice(patch: pytest.MonkeyPatch) -> None:
+    """The switch is thrown again when its answer is slow."""
+    patch.setattr(target, "install", lambda part, _event, _at: (part, (Install(), Install())))
+    cell(patch, TARGET_PART, TargetPhase.LIVE, target.AllCommitted, Edge(TargetPhase.INSTALLING, target.install))
+
+
+@mutant("7")
+def outcome_answered_for_a_released_reservation(patch: pytest.MonkeyPatch) -> None:
+    """G5: *done* is answered long after the engine has reused the blocks."""
+    patch.setattr(Ledger, "release", lambda _ledger, _key, _now: None)
+
+
+# --- the source -----------------------------------------------------------------------------------------------------
+
+
+@mutant("2AC4")
+def commit_to_two_targets(patch: pytest.MonkeyPatch) -> None:
+    """G3: a gateway that turns elsewhere is served, whatever the first target may have done."""
+    patch.setattr(source_asks, "_in_the_way", lambda _part, _event: None)
+
+
+@mutant("2AC")
+def silence_taken_for_not_installed(patch: pytest.MonkeyPatch) -> None:
+    """G3: *indeterminate* is not *not installed*."""
+    cell(patch, SOURCE_LEG, S.COMMITTED, Tick, Edge(S.LAPSED, source_leg.give_up, source_leg.over))
+
+
+@mutant("2AC")
+def loss_taken_for_death(patch: pytest.MonkeyPatch) -> None:
+    """B3: a target that cannot be heard may have installed."""
+
+    def died(leg, event, at):
+        return source_leg.record_dead(leg, event, at)
+
+    cell(patch, SOURCE_LEG, S.COMMITTED, PeerLost, Edge(S.NOT_INSTALLED, died))
+
+
+@mutant("8")
+def commit_after_a_lapsed_lease(patch: pytest.MonkeyPatch) -> None:
+    """A6: the blocks may have been given to others while they were read."""
+    cell(patch, SOURCE_LEG, S.LEASED, PreparedArrived, Edge(S.COMMITTED, source_leg.commit))
+    cell(patch, SOURCE_LEG, S.LAPSED, PreparedArrived, Edge(S.COMMITTED, source_leg.commit))
+
+
+@mutant("8")
+def root_not_compared(patch: pytest.MonkeyPatch) -> None:
+    """E3: what landed is not what lies here, and nobody looks."""
+    lapsed = Edge(S.LAPSED, source_leg.refuse_lapsed, source_leg.lapsed)
+    commit = Edge(S.COMMITTED, lambda leg, event, at: source_leg.commit(leg, replace(event, source_root=None), at))
+    cell(patch, SOURCE_LEG, S.LEASED, PreparedArrived, lapsed, commit)
+
+
+@mutant("AC")
+def commit_taken_back_by_a_cancel(patch: pytest.MonkeyPatch) -> None:
+    """C5: a promise is a promise."""
+    cell(patch, SOURCE_LEG, S.COMMITTED, source_leg.Revoke, Edge(S.REVOKED, source_leg.revoke))
+
+
+@mutant("R")
+def lost_refusal(patch: pytest.MonkeyPatch) -> None:
+    """B3: a refusal is sent once; if it is lost, its target waits for its own clock."""
+    for phase in (S.NOT_INSTALLED, S.LAPSED, S.REVOKED):
+        cell(patch, SOURCE_LEG, phase, PreparedArrived)
+
+
+@mutant("R")
+def acknowledged_before_it_is_recorded(patch: pytest.MonkeyPatch) -> None:
+    """The target stops telling, and the source waits on."""
+    cell(patch, SOURCE_LEG, S.COMMITTED, wire.Installed, Edge(None, source_leg.acknowledge))
+
+
+@mutant("A2C")
+def death_of_an_old_incarnation_taken_for_its_successors(patch: pytest.MonkeyPatch) -> None:
+    """B4: a rank's place is not its incarnation."""
+    told = source._tell_legs
+
+    def slot(peer: str) -> str:
+        return peer.split("@", maxsplit=1)[0]
+
+    def tell(part, event, at):
+        if isinstance(event, PeerDead):
+            legs = (leg.peer for leg in part.legs if slot(leg.peer) == slot(event.peer))
+            event = PeerDead(next(legs, event.peer))
+        return told(part, event, at)
+
+    patch.setattr(source, "_tell_legs", tell)
+
+
+@mutant("RA6C")
+def stale_incarnation_accepted(patch: pytest.MonkeyPatch) -> None:
+    """B4: a rank that has restarted is taken for what it was: its attempts start anew, and are held for late copies."""
+
+    def leg(part, peer: str):
+        return next((leg for leg in part.legs if leg.peer.split("@")[0] == peer.split("@", maxsplit=1)[0]), None)
+
+    patch.setattr(SourcePart, "leg", leg)
+
+
+@mutant("6")
+def late_ask_revived(patch: pytest.MonkeyPatch) -> None:
+    """G2: a late copy of an ask, after another engine has been served and has failed, is leased again."""
+    patch.setattr(SourcePart, "latest", SourcePart.leg)
+
+
+@mutant("5")
+def park_without_bound(patch: pytest.MonkeyPatch) -> None:
+    """B7: every early ask is kept."""
+    park = ParkingLot.park
+
+    def keep(lot, *args):
+        lot._limit = 1 << 30
+        return park(lot, *args)
+
+    patch.setattr(ParkingLot, "park", keep)
+
+
+@mutant("45")
+def hold_without_bound(patch: pytest.MonkeyPatch) -> None:
+    """B1: a committed leg whose target never speaks again keeps its blocks for ever."""
+    cell(patch, SOURCE_LEG, S.COMMITTED, Tick)
+    cell(patch, SOURCE_LEG, S.COMMITTED, PeerDead)
+
+
+@mutant("4")
+def hold_ended_under_a_lease(patch: pytest.MonkeyPatch) -> None:
+    """A3: the hold's time to live is over, so the blocks go back, whoever reads."""
+    patch.setattr(source_part.SourcePart, "idle", property(lambda _part: True))
+
+
+@mutant("R5")
+def same_lease_for_an_attempt_that_is_over(patch: pytest.MonkeyPatch) -> None:
+    """A repeated ask is answered as if its lease still stood, or not at all."""
+    edges = SOURCE_PART[SourcePhase.HELD][AskArrived]
+    kept = tuple(edge for edge in edges if edge.do is not source_asks.refuse_over)
+    over = Edge(None, None, source_asks.over_already)
+    patch.setitem(SOURCE_PART[SourcePhase.HELD], AskArrived, (kept[0], kept[1], over, *kept[2:]))
