@@ -27,5 +27,5 @@ while not ended:  # the engine's own step loop
     time.sleep(0.001)
 (part,) = ended
 print(part.key, part.state.name, part.result.bytes if part.result else 0)
-decode.release(part)
+decode.release(part.key)
 print("cut at close:", decode.close(1.0).cut, prefill.close(1.0).cut)

@@ -25,7 +25,9 @@ from kvlink.limits import (
     CLOSE_TIMEOUT_SECONDS,
     MAX_TOKENS_PER_REQUEST,
 )
-from kvlink.link import CloseReport, Link, Part, Result, State, Stats, open_link
+from kvlink.link import CloseReport, Part, Result, State, Stats
+from kvlink.link.driver import Driver, open_driver
+from kvlink.link.part import LivePart
 from kvlink.memory import Caches
 from kvlink.transports.base import Transport
 from kvlink.wire import Offer, Roster, Ticket
@@ -49,7 +51,7 @@ class Bridge:
         self._pump: Pump = pump
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
-        self._link: Link | None = None
+        self._driver: Driver | None = None
         self._ended: deque[Part] = deque()
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._posting = threading.Lock()
@@ -79,11 +81,8 @@ class Bridge:
             bridge._thread = threading.Thread(target=bridge._loop.run_forever, name="kvlink-bridge", daemon=True)
             bridge._thread.start()
 
-        async def enter() -> Link:
-            return await open_link(config, caches, siblings=siblings, transports=transports)
-
         try:
-            bridge._link = bridge._run(enter(), BRIDGE_ANSWER_SECONDS)
+            bridge._driver = bridge._run(open_driver(config, caches, siblings, transports), BRIDGE_ANSWER_SECONDS)
         except BaseException:
             bridge._stop_loop()
             raise
@@ -91,18 +90,18 @@ class Bridge:
 
     def set_siblings(self, roster: Roster) -> None:
         """Tell this rank who its engine's other ranks are; waits for the loop. See `kvlink.Link.set_siblings`."""
-        self._ask(lambda link: link.set_siblings(roster))
+        self._ask(lambda driver: driver.set_siblings(roster))
 
     # --- verbs --------------------------------------------------------------------------------------------------
 
     @property
     def card(self) -> bytes:
         """This rank's card, for `kvlink.Roster.of`."""
-        return self._open_link().card
+        return self._open_driver().card
 
     def publish(self, offer: Offer) -> Part:
         """Source: this KV may be fetched. See `kvlink.Link.publish`."""
-        return self._submit(lambda link, part: link.publish(offer, part=part), Part(offer.key))
+        return self._submit(lambda driver, part: driver.publish(offer, part), LivePart(offer.key))
 
     def announce(
         self,
@@ -117,10 +116,10 @@ class Bridge:
         A frontier that does not fit (`Part.ready`, `Part.seal`) ends the part `State.FAILED`; it does not raise.
         """
         return self._submit(
-            lambda link, part: link.announce(
-                key, max_tokens=max_tokens, ttl_seconds=ttl_seconds, facts=facts, part=part
+            lambda driver, part: driver.announce(
+                part, ttl_seconds=ttl_seconds, max_tokens=max_tokens, facts=facts or Facts()
             ),
-            Part(key, controls=self),
+            LivePart(key, controls=_Controls(self._guarded)),
         )
 
     def fetch(
@@ -135,41 +134,41 @@ class Bridge:
     ) -> Part:
         """Target: fetch an offer. See `kvlink.Link.start_fetch`."""
         return self._submit(
-            lambda link, part: link.start_fetch(
+            lambda driver, part: driver.fetch(
                 offer,
                 into,
+                part,
                 deadline_seconds=deadline_seconds,
                 first_token=first_token,
-                facts=facts,
+                facts=facts or Facts(),
                 uncovered=uncovered,
-                part=part,
             ),
-            Part(offer.key),
+            LivePart(offer.key),
         )
 
     def expect(self, ticket: Ticket, source: Roster, into: Sequence[Sequence[int]], *, deadline_seconds: float) -> Part:
         """Target, push: reserve and deliver the ticket. See `kvlink.Link.expect`."""
         return self._submit(
-            lambda link, part: link.expect(ticket, source, into, deadline_seconds=deadline_seconds, part=part),
-            Part(ticket.key, ticket=ticket),
+            lambda driver, part: driver.expect(ticket, source, into, part, deadline_seconds=deadline_seconds),
+            LivePart(ticket.key, ticket=ticket),
         )
 
     def renew(self, offers: Iterable[Offer]) -> None:
         """Target: these offers are queued here and not yet fetched; keep their source blocks."""
         kept = tuple(offers)
-        self._tell(lambda link: link.renew(kept))
+        self._tell(lambda driver: driver.renew(kept))
 
     def decline(self, offer: Offer, why: str) -> None:
         """Target: this rank will not fetch ``offer`` (full local hit, abort in the queue)."""
-        self._tell(lambda link: link.decline(offer, why))
+        self._tell(lambda driver: driver.decline(offer, why))
 
-    def release(self, part: Part) -> None:
-        """Target: the engine reuses the blocks of an installed part; its recorded outcome ends."""
-        self._tell(lambda link: link.release(part.key))
+    def release(self, key: str) -> None:
+        """Target: the engine is done with an installed request's blocks; its recorded outcome ends. Idempotent."""
+        self._tell(lambda driver: driver.release(key))
 
     def cancel(self, part: Part, why: str) -> None:
         """End a part. Its end is reported by `poll` after the cut-off, as for any other end."""
-        self._tell(lambda link: link.cancel(part, why))
+        self._tell(lambda driver: driver.cancel(part, why))
 
     def poll(self, limit: int = 256) -> list[Part]:
         """Parts that ended since the last call, each once, at most ``limit``. Never blocks.
@@ -194,82 +193,66 @@ class Bridge:
 
         It is this bridge's own, and closed with it.
         """
-        self._open_link()
+        self._open_driver()
         return self._event
 
     def quiesce(self, parts: Iterable[Part], timeout_seconds: float) -> bool:
         """Block until none of ``parts`` touches a block any more; True if that came about within the timeout."""
         waited = tuple(parts)
-        link = self._open_link()
-        return self._run(link.quiesce(waited, timeout_seconds), timeout_seconds + BRIDGE_CLOSE_MARGIN_SECONDS)
+        driver = self._open_driver()
+        return self._run(driver.quiesce(waited, timeout_seconds), timeout_seconds + BRIDGE_CLOSE_MARGIN_SECONDS)
 
     def stats(self) -> Stats:
         """Counters and block accounting, as of now; waits for the loop."""
-        return self._ask(lambda link: link.stats())
+        return self._ask(lambda driver: driver.stats())
 
     def close(self, timeout_seconds: float = CLOSE_TIMEOUT_SECONDS) -> CloseReport:
         """Drain within the bound, cut off what is left, close. Idempotent; says what it cut."""
         self._check_process()
-        if self._report is not None or self._link is None:
+        if self._report is not None or self._driver is None:
             return self._report or CloseReport(cut=())
         with self._posting:  # what was posted before is in the loop's queue before the close, and gets its end
             self._closing = True
-        report = self._run(self._link.close(timeout_seconds), timeout_seconds + BRIDGE_CLOSE_MARGIN_SECONDS)
+        report = self._run(self._driver.close(timeout_seconds), timeout_seconds + BRIDGE_CLOSE_MARGIN_SECONDS)
         self._report = report
         self._stop_loop()
         return report
 
-    # --- PartControls: ready() and seal() of a part come from the engine's thread -----------------------------------
-
-    def ready(
-        self,
-        part: Part,
-        blocks: tuple[BlockList, ...] | None,
-        tokens: int | None,
-        group_first_tokens: FirstTokens | None = None,
-    ) -> None:
-        """Forward `Part.ready` to the loop; a bad frontier fails the part."""
-        self._guarded(part, lambda link: link.source.ready(part, blocks, tokens, group_first_tokens))
-
-    def seal(self, part: Part) -> None:
-        """Forward `Part.seal` to the loop."""
-        self._guarded(part, lambda link: link.source.seal(part))
-
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _submit(self, start: Callable[[Link, Part], object], part: Part) -> Part:
-        self._open_link()
+    def _submit(self, start: Callable[[Driver, LivePart], None], part: LivePart) -> Part:
+        self._open_driver()
         part.when_ended(self._on_end)
-        self._guarded(part, lambda link: start(link, part))
+        self._guarded(part, lambda driver: start(driver, part))
         return part
 
-    def _guarded(self, part: Part, act: Callable[[Link], object]) -> None:
+    def _guarded(self, part: LivePart, act: Callable[[Driver], object]) -> None:
         """Run ``act`` on the loop. Nobody listens there: whatever it raises is the part's end."""
 
-        def run(link: Link) -> None:
+        def run(driver: Driver) -> None:
             try:
-                act(link)
+                act(driver)
             except Exception as error:  # noqa: BLE001 - a part that never ends is worse than any error in it
                 told = error if isinstance(error, KVLinkError) else TransferError(f"{type(error).__name__}: {error}")
-                if not link.source.fail(part, told):
+                if not driver.source.fail(part, told):
                     part.end(Result(key=part.key, state=State.FAILED, error=told))
 
         self._post(run)
 
-    def _tell(self, act: Callable[[Link], object]) -> None:
+    def _tell(self, act: Callable[[Driver], object]) -> None:
         """Run ``act`` on the loop; it has no part that could carry its refusal."""
 
-        def run(link: Link) -> None:
+        def run(driver: Driver) -> None:
             try:
-                act(link)
+                act(driver)
             except KVLinkError as error:
                 _log.warning("%s", error)
 
         self._post(run)
 
-    def _post(self, act: Callable[[Link], None]) -> None:
+    def _post(self, act: Callable[[Driver], None]) -> None:
         with self._posting:
-            self._loop.call_soon_threadsafe(act, self._open_link())
+            self._loop.call_soon_threadsafe(act, self._open_driver())
 
     def _on_end(self, part: Part) -> None:
         self._ended.append(part)
@@ -283,11 +266,11 @@ class Bridge:
         if os.getpid() != self._pid:
             raise ClosedError("this bridge was opened before a fork; open another one in this process")
 
-    def _open_link(self) -> Link:
+    def _open_driver(self) -> Driver:
         self._check_process()
-        if self._link is None or self._closing:
+        if self._driver is None or self._closing:
             raise ClosedError("this bridge is closed; open a new one")
-        return self._link
+        return self._driver
 
     def _turn(self) -> None:
         """Some turns of the loop: what is ready now and what follows from it, no waiting."""
@@ -301,11 +284,11 @@ class Bridge:
         self._loop.call_soon(turned, BRIDGE_TURNS)
         self._loop.run_forever()
 
-    def _ask(self, question: Callable[[Link], T]) -> T:
-        link = self._open_link()
+    def _ask(self, question: Callable[[Driver], T]) -> T:
+        driver = self._open_driver()
 
         async def answer() -> T:
-            return question(link)
+            return question(driver)
 
         return self._run(answer(), BRIDGE_ANSWER_SECONDS)
 
@@ -331,3 +314,26 @@ class Bridge:
             self._loop.close()
         event, self._event = self._event, -1
         os.close(event)
+
+
+class _Controls:
+    """``ready()`` and ``seal()`` of a part come from the engine's thread; a bad frontier fails the part."""
+
+    def __init__(self, guarded: Callable[[LivePart, Callable[[Driver], object]], None]) -> None:
+        self._guarded = guarded
+
+    def ready(
+        self,
+        part: Part,
+        blocks: tuple[BlockList, ...] | None,
+        tokens: int | None,
+        group_first_tokens: FirstTokens | None = None,
+    ) -> None:
+        """See `Part.ready`."""
+        assert isinstance(part, LivePart), "the bridge makes its parts"
+        self._guarded(part, lambda driver: driver.source.ready(part, blocks, tokens, group_first_tokens))
+
+    def seal(self, part: Part) -> None:
+        """See `Part.seal`."""
+        assert isinstance(part, LivePart), "the bridge makes its parts"
+        self._guarded(part, lambda driver: driver.source.seal(part))

@@ -138,7 +138,7 @@ def test_fetch(pair: Pair) -> None:
     pair.run(published, fetched)
     assert (published.state, fetched.state) == (State.DONE, State.DONE)
     assert pair.target.content.check(PROMPT, INTO) is None
-    pair.target.bridge.release(fetched)
+    pair.target.bridge.release(fetched.key)
     pair.target.assert_no_block_out()
     pair.source.assert_no_block_out()
 

@@ -139,13 +139,24 @@ class Part:
         else:
             self._done.append(callback)
 
+    def _need_controls(self) -> PartControls:
+        if self._controls is None:
+            raise ClosedError("only a source part made by announce() takes ready() and seal()", request_id=self.key)
+        return self._controls
+
+
+class LivePart(Part):
+    """A part from the side that moves it: what the link's halves hold of it."""
+
+    __slots__ = ()
+
     def rise(self, state: State) -> None:
-        """Move up to ``state``; never down, never past an end. For the link only."""
+        """Move up to ``state``; never down, never past an end."""
         if not self.state.ended and state > self.state:
             self.state = state
 
     def end(self, result: Result) -> None:
-        """Record the end, once. For the link only."""
+        """Record the end, once."""
         if self.result is not None:
             return
         self.result = result
@@ -153,11 +164,6 @@ class Part:
         callbacks, self._done = self._done, []
         for callback in callbacks:
             callback(self)
-
-    def _need_controls(self) -> PartControls:
-        if self._controls is None:
-            raise ClosedError("only a source part made by announce() takes ready() and seal()", request_id=self.key)
-        return self._controls
 
 
 class PartControls(Protocol):

@@ -26,7 +26,7 @@ from kvlink.errors import (
 )
 from kvlink.layout import fingerprint
 from kvlink.link.machine import Machine
-from kvlink.link.part import Part, Result, State
+from kvlink.link.part import LivePart, Part, Result, State
 from kvlink.link.sessions import Session, Sessions
 from kvlink.link.target_work import STATE_OF_END
 from kvlink.plan import CopyPlan
@@ -79,7 +79,7 @@ class _Work:
     """
 
     key: str
-    part: Part
+    part: LivePart
     started: float
     max_tokens: int
     facts: Facts = field(default_factory=Facts)
@@ -131,7 +131,7 @@ class SourceHalf:
 
     # --- verbs --------------------------------------------------------------------------------------------------
 
-    def publish(self, offer: Offer, part: Part) -> Part:
+    def publish(self, offer: Offer, part: LivePart) -> None:
         """Hold the offer's blocks and answer asks for them; see `kvlink.Link.publish`."""
         descriptor = offer.descriptor(limits.MAX_ATTEMPT_SECONDS)
         check_descriptor(descriptor, self._rank.caches.spec)
@@ -140,14 +140,12 @@ class SourceHalf:
         self._admit(work, descriptor_digest(descriptor))
         self._hold(work, descriptor_digest(descriptor), offer.ttl_seconds)
         part.rise(State.READY)
-        return part
 
-    def announce(self, key: str, part: Part, *, max_tokens: int, ttl_seconds: float, facts: Facts) -> Part:
+    def announce(self, key: str, part: LivePart, *, max_tokens: int, ttl_seconds: float, facts: Facts) -> None:
         """Hold a place for KV that is still being computed; see `kvlink.Link.announce`."""
         work = _Work(key, part, self._loop.time(), max_tokens=max_tokens, facts=facts)
         self._admit(work, None)
         self._hold(work, None, ttl_seconds)
-        return part
 
     def ready(
         self,
@@ -191,7 +189,7 @@ class SourceHalf:
         work.descriptor = descriptor
         digest = descriptor_digest(descriptor)
         self._ledger.content(work.key, digest)
-        part.rise(State.READY)
+        work.part.rise(State.READY)
         self._feed(work, protocol.Seal(digest))
 
     def cancel(self, part: Part, why: str) -> None:

@@ -28,7 +28,7 @@ from kvlink.errors import (
 )
 from kvlink.layout import compare_identity, share_of
 from kvlink.link.machine import Machine
-from kvlink.link.part import Part, State
+from kvlink.link.part import LivePart, Part, State
 from kvlink.link.sessions import Session, Sessions
 from kvlink.link.target_work import LegWork, TargetWork, legs_of, plan_of, read_error, size_mismatch, starts_of
 from kvlink.memory.ledger import ReservationState
@@ -106,23 +106,20 @@ class TargetHalf:
         first_token: int | Sequence[int] | None,
         uncovered: Uncovered,
         deadline_seconds: float,
-        part: Part,
-    ) -> Part:
+        part: LivePart,
+    ) -> None:
         """Start fetching an offer; see `kvlink.Link.start_fetch`."""
         self._check_claim(offer, facts)
         descriptor = offer.descriptor(deadline_seconds)
         starts = starts_of(offer, self._rank.caches.spec, first_token)
         work = self._new_work(offer, into, part, starts, uncovered, deadline_seconds)
-        joined = self._join(work, descriptor_digest(descriptor), offer.tokens)
-        if joined is not None:
-            return joined
         work.descriptor = descriptor
-        self._tasks.start(self._prepare(work), f"fetch {work.key}")
-        return part
+        if not self._joined(work, descriptor_digest(descriptor), offer.tokens):
+            self._tasks.start(self._prepare(work), f"fetch {work.key}")
 
     def expect(
-        self, ticket: Ticket, source: Roster, into: Sequence[Sequence[int]], *, deadline_seconds: float, part: Part
-    ) -> Part:
+        self, ticket: Ticket, source: Roster, into: Sequence[Sequence[int]], *, deadline_seconds: float, part: LivePart
+    ) -> None:
         """Start expecting a push; see `kvlink.Link.expect`."""
         self._check_claim(ticket, Facts())
         own = self._rank.caches.spec
@@ -131,11 +128,8 @@ class TargetHalf:
         work = self._new_work(ticket, into, part, starts, "leave", deadline_seconds)
         work.roster = source
         work.ticket = ticket
-        joined = self._join(work, None, ticket.tokens)
-        if joined is not None:
-            return joined
-        self._tasks.start(self._deliver(work), f"expect {work.key}")
-        return part
+        if not self._joined(work, None, ticket.tokens):
+            self._tasks.start(self._deliver(work), f"expect {work.key}")
 
     def renew(self, offers: Sequence[Offer]) -> None:
         """Keep the holds of offers that are queued here."""
@@ -189,7 +183,7 @@ class TargetHalf:
         self,
         claim: Claim,
         into: Sequence[Sequence[int]],
-        part: Part,
+        part: LivePart,
         starts: tuple[int, FirstTokens],
         uncovered: Uncovered,
         deadline_seconds: float,
@@ -206,8 +200,8 @@ class TargetHalf:
             started=self._loop.time(),
         )
 
-    def _join(self, work: TargetWork, digest: str | None, tokens: int) -> Part | None:
-        """Join the live request of this key, or take its recorded outcome, or begin anew (``None``)."""
+    def _joined(self, work: TargetWork, digest: str | None, tokens: int) -> bool:
+        """Join the live request of this key, or take its recorded outcome, or begin anew (``False``)."""
         now = self._loop.time()
         match self._ledger.look(work.key, digest, now):
             case protocol.Join(live=live):
@@ -215,17 +209,16 @@ class TargetHalf:
                     raise ConflictError("this request is live here with other target blocks", request_id=work.key)
                 live.followers.append(work.part)
                 live.part.when_ended(lambda ended: _follow(ended, work.part))
-                return work.part
             case protocol.Recorded(end=end, error=error):
                 work.part.end(work.result(end, error, integrity=self._rank.config.integrity, now=now))
-                return work.part
             case protocol.Refuse(error=error):
                 raise info_to_error(error, request_id=work.key)
             case _:
                 self._blocks.reserve(work.key, work.written(self._rank.caches.spec, tokens))
                 self._ledger.begin(work.key, digest, work)
                 self._works[work.key] = work
-                return None
+                return False
+        return True
 
     async def _prepare(self, work: TargetWork) -> None:
         """Sessions, plans, then the protocol's first step."""
@@ -579,7 +572,7 @@ class TargetHalf:
             work.machine.stop()
 
 
-def _follow(ended: Part, follower: Part) -> None:
+def _follow(ended: Part, follower: LivePart) -> None:
     """A repeated request ends as the one that it joined."""
     if ended.result is not None:
         follower.end(ended.result)

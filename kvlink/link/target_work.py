@@ -16,7 +16,7 @@ from kvlink.errors import (
     TransportError,
 )
 from kvlink.layout import starts_of_groups, touched_blocks
-from kvlink.link.part import Part, Result, State
+from kvlink.link.part import LivePart, Result, State
 from kvlink.plan import CopyPlan, assign_legs, readers_of, unread_sources
 from kvlink.protocol import End, TargetEvent, TargetPart
 from kvlink.transports.base import Outcome
@@ -84,7 +84,7 @@ class TargetWork:
     """
 
     key: str
-    part: Part
+    part: LivePart
     roster: Roster
     into: tuple[BlockList, ...]
     first_token: int
@@ -96,7 +96,7 @@ class TargetWork:
     descriptor: KVDescriptor | None = None
     legs: dict[int, LegWork] = field(default_factory=dict)
     machine: Machine[TargetPart, TargetEvent] | None = None
-    followers: list[Part] = field(default_factory=list)
+    followers: list[LivePart] = field(default_factory=list)
     marks: dict[str, float] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     transport: str = ""

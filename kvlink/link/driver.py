@@ -1,0 +1,336 @@
+"""What a link and a bridge stand on: one rank's halves, its parts, and its opening and closing.
+
+`kvlink.Link` is its awaited face, `kvlink.Bridge` its polled one; both make the parts, and hand them in here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kvlink import limits
+from kvlink.errors import ClosedError, ConfigError
+from kvlink.layout import alias_classes
+from kvlink.link.listener import Listener
+from kvlink.link.pump import Pump
+from kvlink.link.rank import LocalRank, register_all
+from kvlink.link.source_half import SourceHalf
+from kvlink.link.target_half import TargetHalf
+from kvlink.link.tasks import TaskSet
+from kvlink.memory import BlockLedger, Caches, MemoryStats
+from kvlink.observe import Counters
+from kvlink.protocol import Timing
+from kvlink.transports.base import CompletionKind, Transport
+from kvlink.transports.ucx import UcxTransport
+from kvlink.version import VERSION
+from kvlink.wire import Address
+
+if TYPE_CHECKING:
+    from kvlink.config import Config
+    from kvlink.descriptor import Facts
+    from kvlink.link.part import LivePart, Part
+    from kvlink.link.target_work import Uncovered
+    from kvlink.transports.base import Capabilities, Completion
+    from kvlink.wire import Offer, Roster, Ticket
+
+_log: Final = logging.getLogger("kvlink.link")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """A link at one moment.
+
+    Attributes:
+        memory: blocks by state.
+        counters: what happened since it was opened, by name.
+        parts_live: parts that have not ended.
+        sessions: peers connected, in both directions.
+        refused: connections that the listener turned away, by reason.
+    """
+
+    memory: MemoryStats
+    counters: Mapping[str, int]
+    parts_live: int
+    sessions: int
+    refused: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseReport:
+    """What closing had to cut: keys of the parts that had not ended by themselves."""
+
+    cut: tuple[str, ...]
+
+
+class Driver:
+    """One rank's end. Used from one asyncio loop, in the process that opened it; made by `open_driver`.
+
+    A verb that raises has started nothing; the part it was given then stays as it was. What the verbs mean is said at
+    `kvlink.Link`.
+    """
+
+    def __init__(self, rank: LocalRank, listener: Listener, tasks: TaskSet) -> None:
+        timing = Timing(
+            commit_ttl_seconds=rank.config.commit_ttl_seconds,
+            park_seconds=rank.config.park_seconds,
+        )
+        self._rank = rank
+        self._listener = listener
+        self._tasks = tasks
+        self._pid = os.getpid()
+        self._closing = False
+        self._report: CloseReport | None = None
+        self._parts: dict[int, LivePart] = {}
+        self._counters = Counters()
+        self._blocks = BlockLedger(alias_classes(rank.caches.spec))
+        self.target = TargetHalf(rank, tasks, self._blocks, self._counters, timing)
+        self.source = SourceHalf(rank, tasks, self._blocks, self._counters, timing)
+
+    # --- about itself -----------------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """Where peers connect, with the real port."""
+        advertise = self._rank.config.advertise
+        bound = self._listener.address
+        return str(bound if advertise is None else Address(host=advertise, port=bound.port))
+
+    @property
+    def card(self) -> bytes:
+        """This rank's card."""
+        return self._rank.card(self.address)
+
+    @property
+    def capabilities(self) -> tuple[Capabilities, ...]:
+        """Of the transports in use, best first."""
+        return tuple(pump.transport.capabilities() for pump in self._rank.pumps)
+
+    def set_siblings(self, roster: Roster) -> None:
+        """See `kvlink.Link.set_siblings`."""
+        place = self._rank.caches.spec.place
+        if (roster.engine, roster.incarnation) != (place.engine, place.incarnation):
+            raise ConfigError(
+                f"siblings are of {roster.engine}@{roster.incarnation}, this rank is {place}; pass its own engine's"
+            )
+        self.target.siblings = roster.shares
+
+    def stats(self) -> Stats:
+        """Blocks, counters and parts as of now."""
+        return Stats(
+            memory=self._blocks.stats(),
+            counters=self._counters.snapshot(),
+            parts_live=self.source.live + self.target.live,
+            sessions=len(self.source.sessions) + len(self.target.sessions),
+            refused=dict(self._listener.refused),
+        )
+
+    # --- verbs ------------------------------------------------------------------------------------------------------
+
+    def publish(self, offer: Offer, part: LivePart) -> None:
+        """See `kvlink.Link.publish`."""
+        self._check_open()
+        self.source.publish(offer, part)
+        self._track(part)
+
+    def announce(self, part: LivePart, *, ttl_seconds: float, max_tokens: int, facts: Facts) -> None:
+        """See `kvlink.Link.announce`."""
+        self._check_open()
+        self.source.announce(part.key, part, max_tokens=max_tokens, ttl_seconds=ttl_seconds, facts=facts)
+        self._track(part)
+
+    def fetch(  # noqa: PLR0913 - what a request can say of itself
+        self,
+        offer: Offer,
+        into: Sequence[Sequence[int]],
+        part: LivePart,
+        *,
+        deadline_seconds: float,
+        first_token: int | Sequence[int] | None,
+        facts: Facts,
+        uncovered: Uncovered,
+    ) -> None:
+        """See `kvlink.Link.start_fetch`."""
+        self._check_open()
+        _check_deadline(deadline_seconds)
+        self.target.fetch(
+            offer,
+            into,
+            facts=facts,
+            first_token=first_token,
+            uncovered=uncovered,
+            deadline_seconds=deadline_seconds,
+            part=part,
+        )
+        self._track(part)
+
+    def expect(
+        self,
+        ticket: Ticket,
+        source: Roster,
+        into: Sequence[Sequence[int]],
+        part: LivePart,
+        *,
+        deadline_seconds: float,
+    ) -> None:
+        """See `kvlink.Link.expect`."""
+        self._check_open()
+        _check_deadline(deadline_seconds)
+        self.target.expect(ticket, source, into, deadline_seconds=deadline_seconds, part=part)
+        self._track(part)
+
+    def renew(self, offers: Iterable[Offer]) -> None:
+        """See `kvlink.Link.renew`."""
+        self._check_open()
+        self.target.renew(tuple(offers))
+
+    def decline(self, offer: Offer, why: str) -> None:
+        """See `kvlink.Link.decline`."""
+        self._check_open()
+        self.target.decline(offer, why)
+
+    def release(self, key: str) -> None:
+        """See `kvlink.Link.release`."""
+        self._check_process()
+        self.target.release(key)
+
+    def cancel(self, part: Part, why: str) -> None:
+        """See `kvlink.Link.cancel`."""
+        self._check_process()
+        if not part.state.ended:
+            self.source.cancel(part, why)
+            self.target.cancel(part, why)
+
+    async def quiesce(self, parts: Iterable[Part], timeout_seconds: float) -> bool:
+        """See `kvlink.Link.quiesce`."""
+        waited = tuple(parts)
+        for part in waited:
+            self.cancel(part, "quiesced")
+        return await self._ended_within(waited, timeout_seconds)
+
+    async def close(self, timeout_seconds: float | None = None) -> CloseReport:
+        """See `kvlink.Link.close`."""
+        self._check_process()
+        if self._report is not None:
+            return self._report
+        bound = self._rank.config.close_seconds if timeout_seconds is None else timeout_seconds
+        self._closing = True
+        live = [part for part in self._parts.values() if not part.state.ended]
+        cut: tuple[str, ...] = ()
+        if live and not await self._ended_within(live, bound):
+            cut = tuple(part.key for part in live if not part.state.ended)
+            if not await self.quiesce(live, limits.CLOSE_TIMEOUT_SECONDS):
+                _log.warning("some cut-offs did not complete before the transports were closed")
+        await self.target.sessions.close("the link is closing")
+        await self.source.sessions.close("the link is closing")
+        await self._tasks.close()
+        self.source.stop()
+        self._listener.close()
+        _close_all(self._rank.pumps)
+        self._report = CloseReport(cut=cut)
+        return self._report
+
+    async def ended(self, parts: Iterable[Part]) -> None:
+        """Wait until all of them have ended, however."""
+        loop = asyncio.get_running_loop()
+        for part in parts:
+            ended: asyncio.Future[None] = loop.create_future()
+            part.when_ended(lambda _part, ended=ended: None if ended.done() else ended.set_result(None))  # type: ignore[misc]
+            await ended
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    async def _ended_within(self, parts: Sequence[Part], timeout_seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self.ended(parts)
+        except TimeoutError:
+            return False
+        return True
+
+    def _track(self, part: LivePart) -> None:
+        self._parts[id(part)] = part
+        part.when_ended(self._untrack)
+
+    def _untrack(self, part: Part) -> None:
+        self._parts.pop(id(part), None)
+
+    def _check_process(self) -> None:
+        """A child shares its parent's sockets and polls: whatever it did with them, it would do to its parent."""
+        if os.getpid() != self._pid:
+            raise ClosedError("this link was opened before a fork; open another one in this process")
+
+    def _check_open(self) -> None:
+        self._check_process()
+        if self._closing:
+            raise ClosedError("this link is closed; open another one")
+
+
+async def open_driver(
+    config: Config, caches: Caches, siblings: Roster | None, transports: Sequence[Transport] | None
+) -> Driver:
+    """Register the memory, bind the address, let peers in; see `kvlink.open_link` for arguments and errors."""
+    made = list(transports) if transports is not None else [_make(name, config) for name in config.transports]
+    tasks = TaskSet()
+    drivers: list[Driver] = []
+
+    def on_event(completion: Completion) -> None:
+        if not drivers:
+            return
+        if completion.kind is CompletionKind.PEER_LOST:
+            drivers[0].target.sessions.lost(completion.peer, completion.detail)
+            drivers[0].source.sessions.lost(completion.peer, completion.detail)
+        else:
+            drivers[0].source.lapsed(completion.peer, completion.attempt)
+
+    pumps = tuple(Pump(transport, on_event) for transport in made)
+    try:
+        for pump in pumps:
+            register_all(pump, caches)
+        rank = LocalRank(config, caches, pumps, VERSION)
+        listener = await Listener.bind(
+            config.listen,
+            secret=config.secret,
+            introduce=rank.introduce,
+            handshake_seconds=config.handshake_seconds,
+        )
+    except BaseException:
+        _close_all(pumps)
+        raise
+    driver = Driver(rank, listener, tasks)
+    drivers.append(driver)
+    if siblings is not None:
+        driver.set_siblings(siblings)
+    tasks.start(listener.serve(driver.source.accepted), "serve")
+    return driver
+
+
+def _close_all(pumps: Iterable[Pump]) -> None:
+    """Stop watching and close every transport."""
+    for pump in pumps:
+        pump.close()
+        pump.transport.close()
+
+
+def _make(name: str, config: Config) -> Transport:
+    if name == "ucx":
+        return UcxTransport(
+            ucx_origin=config.ucx_origin,
+            ucx_tls=config.ucx_tls,
+            heartbeat_seconds=config.heartbeat_seconds,
+            peer_lost_seconds=config.peer_lost_seconds,
+        )
+    raise ConfigError(
+        f"transports names {name!r}; known is 'ucx'. A loopback is made by the caller: open_link(..., transports=[...])"
+    )
+
+
+def _check_deadline(seconds: float) -> None:
+    if not 0 < seconds <= limits.MAX_ATTEMPT_SECONDS:
+        raise ConfigError(
+            f"deadline_seconds is {seconds}; give the time that is left, above 0 and at most "
+            f"{limits.MAX_ATTEMPT_SECONDS:g}"
+        )
