@@ -182,6 +182,12 @@ def hostile_params():
         "nested": {"kvlink": text(b"\x01\x82\xa4type\xa5offer\xa6blocks" + b"\x91" * 100_000).decode()},
         "unknown field": {"kvlink": text(b"\x01" + msgspec.msgpack.encode(fields | {"x": 1})).decode()},
         "negative block": {"kvlink": text(b"\x01" + msgspec.msgpack.encode(fields | {"blocks": [[-1]]})).decode()},
+        "windows past its end": {
+            "kvlink": text(b"\x01" + msgspec.msgpack.encode(fields | {"group_first_tokens": [11]})).decode()
+        },
+        "a window for too many groups": {
+            "kvlink": text(b"\x01" + msgspec.msgpack.encode(fields | {"group_first_tokens": [0] * 65})).decode()
+        },
         "range past its end": {"kvlink": text(b"\x01" + msgspec.msgpack.encode(fields | {"first_token": 11})).decode()},
         "too many tokens": {"kvlink": text(b"\x01" + msgspec.msgpack.encode(fields | {"tokens": 1 << 40})).decode()},
     }
@@ -219,6 +225,7 @@ def test_an_offer_becomes_the_descriptor_of_its_ask():
     assert (made.request_id, made.tokens, made.first_token, made.blocks) == ("1:cmpl-7", 10, 4, ((3, 1, 2),))
     assert made.identity_fingerprint == fingerprint(identity_of())
     assert (made.facts, made.deadline_seconds, made.digest_scheme) == (FACTS, 2.5, limits.DIGEST_SCHEME)
+    assert offer(group_first_tokens=(8,)).descriptor(1.0).group_first_tokens == (8,)
 
 
 @pytest.mark.parametrize("request_id", ["x" * 300, "line\nbreak", "\u00e9"])

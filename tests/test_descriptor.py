@@ -53,6 +53,9 @@ def test_a_true_descriptor_passes():
         ({"blocks": ((0, 3),)}, r"groups\.full: 2 blocks of 4 slots hold fewer than 10"),
         ({"blocks": ((0, 3, 16),)}, r"groups\.full\[2\] is block 16"),
         ({"blocks": ((0, -3, 1),)}, r"groups\.full\[1\] is block -3"),
+        ({"group_first_tokens": (0, 0)}, r"group_first_tokens has 2 entries for 1 groups"),
+        ({"group_first_tokens": (11,)}, r"group_first_tokens is \(11,\); each lies between 0 and the 10 tokens"),
+        ({"group_first_tokens": (-1,)}, r"group_first_tokens is \(-1,\)"),
         ({"facts": Facts(tenant="t" * 5000)}, r"facts\.tenant has 5000 bytes"),
         ({"facts": Facts(opaque=bytes(limits.MAX_CLAIM_BYTES + 1))}, r"facts\.opaque"),
     ],
@@ -60,6 +63,14 @@ def test_a_true_descriptor_passes():
 def test_an_impossible_descriptor_is_refused_with_its_field(changes, message):
     with pytest.raises(LayoutError, match=message):
         check_descriptor(descriptor_of(**changes), SPEC)
+
+
+def test_a_group_is_moved_from_the_latest_first_position_that_anyone_states():
+    windowed = descriptor_of(blocks=((0, 3, 9), (0, 0, 4)), group_first_tokens=(0, 8))
+    assert windowed.starts() == (5, 8)
+    assert windowed.starts(6) == (6, 8)
+    assert windowed.starts(5, (9, 7)) == (9, 8)
+    check_descriptor(descriptor_of(blocks=((-1, -1, 9),), group_first_tokens=(8,)), SPEC)
 
 
 def test_an_unknown_digest_scheme_is_refused_by_name():
@@ -102,11 +113,12 @@ def test_repeats_have_the_same_digest_and_other_content_has_not_g4():
         descriptor_of(facts=Facts(prompt_digest="p", tenant="u")),
         descriptor_of(tokens=11),
         descriptor_of(first_token=4),
+        descriptor_of(group_first_tokens=(6,)),
         descriptor_of(blocks=((0, 3, 8),)),
         descriptor_of(digest_scheme=None),
         descriptor_of(facts=Facts(prompt_digest="p", tenant="t", opaque=b"state")),
     ]
-    assert len({digest, *map(descriptor_digest, others)}) == 8
+    assert len({digest, *map(descriptor_digest, others)}) == 9
 
 
 def test_a_descriptor_survives_the_wire_unchanged():

@@ -60,7 +60,8 @@ def check_scales(group: Group, path: str) -> None:
     if wrong.any():
         row, column = (int(index) for index in np.argwhere(wrong)[0])
         raise LayoutError(
-            f"{path}.scales[{row}][{column}] is {values[row, column]!r}; a scale is a positive float32, stated exactly"
+            f"{path}.scales[{row}][{column}] is {float(values[row, column])!r}; state a scale as the positive float32 "
+            "that it is, exactly"
         )
 
 
