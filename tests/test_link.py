@@ -158,6 +158,17 @@ async def test_g4_the_same_key_with_another_prompt_is_a_conflict_that_names_both
         await target.links[0].fetch(held, (into,), deadline_seconds=20)
 
 
+async def test_a_request_that_is_over_is_forgotten_on_both_sides() -> None:
+    """A link that serves for days holds what lives, not what it has served (its ledger is bounded)."""
+    fabric = LoopbackFabric(seed=6)
+    async with source_engine(fabric) as source, target_engine(fabric) as target:
+        for number in range(3):
+            await fetch_all(source, target, f"i:{number}")
+            target.links[0].release(f"i:{number}")
+        halves = source.links[0]._driver.source, target.links[0]._driver.target
+        await until(lambda: not any((*half._works, *half._of_attempt) for half in halves))
+
+
 async def test_another_prompt_than_the_targets_own_is_refused_before_anything_moves() -> None:
     fabric = LoopbackFabric(seed=8)
     async with source_engine(fabric) as source, target_engine(fabric) as target:

@@ -19,6 +19,12 @@ class Machine(Generic[State, Event]):
     Events that an action gives rise to at once (a read that cannot start, an install that is done) wait their turn:
     a step is never taken inside another.
 
+    Args:
+        state: the first state.
+        step, next_timer: the machine's.
+        act: carries out one action.
+        settle: is called after each step's actions, and after a step that has none.
+
     Attributes:
         state: the machine's state, replaced by each step.
     """
@@ -29,11 +35,13 @@ class Machine(Generic[State, Event]):
         step: Callable[[State, Event | Tick, float], tuple[State, tuple[Action, ...]]],
         next_timer: Callable[[State], float | None],
         act: Callable[[Action], None],
+        settle: Callable[[], None],
     ) -> None:
         self.state = state
         self._step = step
         self._next_timer = next_timer
         self._act = act
+        self._settle = settle
         self._loop = asyncio.get_running_loop()
         self._events: deque[Event | Tick] = deque()
         self._stepping = False
@@ -71,6 +79,7 @@ class Machine(Generic[State, Event]):
                 self.state, actions = self._step(self.state, self._events.popleft(), self._loop.time())
                 for action in actions:
                     self._act(action)
+                self._settle()
         finally:
             self._stepping = False
         self._set_timer()

@@ -242,7 +242,8 @@ class SourceHalf:
             now=now,
             timing=self._timing,
         )
-        work.machine = Machine(state, protocol.source.step, protocol.source.next_timer, partial(self._act, work))
+        act, settle = partial(self._act, work), partial(self._settle, work)
+        work.machine = Machine(state, protocol.source.step, protocol.source.next_timer, act, settle)
         work.machine.start(())
         for peer in self._tickets.take(work.key):
             self._feed(work, protocol.TicketArrived(peer))
@@ -479,6 +480,9 @@ class SourceHalf:
                 self._ledger.release(work.key, self._loop.time())
             case _:
                 raise AssertionError(f"a source machine does not do {action}")
+
+    def _settle(self, work: _Work) -> None:
+        """A machine may close in a step that asks for nothing."""
         if work.machine is not None and work.machine.state.phase is SourcePhase.CLOSED:
             self._forget(work)
 

@@ -280,7 +280,8 @@ class TargetHalf:
             timing=self._timing,
         )
         work.marks["asked"] = now
-        work.machine = Machine(state, protocol.target.step, protocol.target.next_timer, partial(self._act, work))
+        act, settle = partial(self._act, work), partial(self._settle, work)
+        work.machine = Machine(state, protocol.target.step, protocol.target.next_timer, act, settle)
         work.machine.start(actions)
 
     def _end_early(self, work: TargetWork, failure: Failure) -> None:
@@ -432,7 +433,7 @@ class TargetHalf:
 
     # --- the machine's actions ------------------------------------------------------------------------------------
 
-    def _act(self, work: TargetWork, action: Action) -> None:  # noqa: C901 - one case an action
+    def _act(self, work: TargetWork, action: Action) -> None:
         match action:
             case protocol.Send(peer=peer, message=message):
                 self.sessions.send(peer, message)
@@ -459,6 +460,9 @@ class TargetHalf:
                 self._report(work, end, error)
             case _:
                 raise AssertionError(f"a target machine does not do {action}")
+
+    def _settle(self, work: TargetWork) -> None:
+        """A machine may close in a step that asks for nothing: the last acknowledgement."""
         if work.machine is not None and work.machine.state.phase is TargetPhase.CLOSED:
             self._forget(work)
 
