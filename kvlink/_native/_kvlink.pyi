@@ -115,33 +115,11 @@ class Unavailable(RuntimeError):
 class EngineFull(RuntimeError):
     pass
 
-class UcxEngine:
-    """One UCX worker and its thread; see kvlink.transports.ucx."""
+class Engine:
+    """
+    What the native transports have in common; see kvlink.transports.engine.
+    """
 
-    def __init__(
-        self,
-        libucp: str,
-        tls: str | None,
-        seconds: tuple[float, float, float, float, float],
-        max_reads: int,
-        max_gets_per_read: int,
-    ) -> None:
-        """
-        Seconds: heartbeat, peer lost, cut-off grace, close timeout, renewal linger.
-
-        Raises:
-            Unavailable: no UCX to load.
-            RuntimeError: UCX's own word.
-        """
-
-    @property
-    def ucx_version(self) -> str: ...
-    @property
-    def ucx_path(self) -> str: ...
-    def transports(self) -> list[str]:
-        """Names of the transports UCX has here, sorted."""
-
-    def address(self) -> bytes: ...
     def late_frames(self) -> tuple[int, int, int, int]:
         """
         Frames for attempts no longer known: renewals, wants, leaves, failures.
@@ -149,13 +127,6 @@ class UcxEngine:
 
     def register(self, region: int, address: int, length: int) -> None: ...
     def unregister(self, region: int) -> None: ...
-    def export_key(self, region: int) -> tuple[int, int, bytes]:
-        """Address, length, packed key."""
-
-    def connect(self, peer: str, address: bytes, channel: int) -> int:
-        """Takes the descriptor over, whatever happens."""
-
-    def import_key(self, peer: str, region: int, address: int, length: int, key: bytes) -> None: ...
     def disconnect(self, peer: str) -> int: ...
     def expose(self, peer: str, attempt: int, plan: Plan, lease_seconds: float) -> None: ...
     def lease(self, peer: str, attempt: int) -> tuple[bool, int | None]:
@@ -177,8 +148,44 @@ class UcxEngine:
     def arm(self) -> bool: ...
     def close(self) -> bool:
         """
-        False if gets could not be ended: the memory they may fill stays registered and must not be used again.
+        False if some bytes could not be kept from landing: their memory must not be used again.
         """
+
+class UcxEngine(Engine):
+    """Two UCX workers and their thread; see kvlink.transports.ucx."""
+
+    def __init__(
+        self,
+        libucp: str,
+        tls: str | None,
+        seconds: tuple[float, float, float, float],
+        max_reads: int,
+        cut_off_grace_seconds: float,
+        max_gets_per_read: int,
+    ) -> None:
+        """
+        Seconds: heartbeat, peer lost, close timeout, renewal linger.
+
+        Raises:
+            Unavailable: no UCX to load.
+            RuntimeError: UCX's own word.
+        """
+
+    @property
+    def ucx_version(self) -> str: ...
+    @property
+    def ucx_path(self) -> str: ...
+    def transports(self) -> list[str]:
+        """Names of the transports UCX has here, sorted."""
+
+    def address(self) -> bytes: ...
+    def export_key(self, region: int) -> tuple[int, int, bytes]:
+        """Address, length, packed key."""
+
+    def connect(self, peer: str, address: bytes, channel: int) -> int:
+        """Takes the descriptor over, whatever happens."""
+
+    def import_key(self, peer: str, region: int, address: int, length: int, key: bytes) -> None: ...
 
 class UcxProbe:
     """A bare loop over UCX gets: the limit that transfers are compared with."""

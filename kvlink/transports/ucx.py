@@ -6,48 +6,25 @@ UCX itself trusts whoever it talks to, so addresses and keys go to authenticated
 
 from __future__ import annotations
 
-import contextlib
-import os
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from kvlink._native import _kvlink, native_plan
-from kvlink.errors import (
-    ClosedError,
-    LayoutError,
-    PeerIncompatibleError,
-    SchemaError,
-    TransportError,
-    UnavailableError,
-)
+from kvlink.errors import PeerIncompatibleError, SchemaError, TransportError, UnavailableError
 from kvlink.limits import (
-    CLOSE_TIMEOUT_SECONDS,
     CUT_OFF_GRACE_SECONDS,
     HEARTBEAT_SECONDS,
     MAX_ACTIVE_READS,
     MAX_BLOB_BYTES,
-    MAX_CHUNK_LEAVES,
     MAX_OUTSTANDING_GETS,
     PEER_LOST_SECONDS,
-    RENEWAL_LINGER_SECONDS,
 )
 from kvlink.plan import CopyPlan
-from kvlink.transports.base import (
-    Capabilities,
-    Completion,
-    CompletionKind,
-    Exposure,
-    LeaseReport,
-    Outcome,
-    Read,
-    RegionKey,
-    Transport,
-    TransportFull,
-)
+from kvlink.transports.base import Capabilities, RegionKey
+from kvlink.transports.engine import NativeTransport, as_transport_error, closed_on_error, engine_seconds
 from kvlink.transports.ucx_library import UcxLibrary, choose, has_devices, incompatibility, supports_rdma
 
 __all__ = ["UcxProbe", "UcxTransport", "incompatibility"]
@@ -62,11 +39,10 @@ class UcxAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
     worker: bytes
 
 
-class UcxTransport(Transport):
+class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
     """A rank's end of the UCX transport.
 
-    Every call may raise `ClosedError` after `close`, or in a forked child. Attempts are integers in 0..2**64-1, regions
-    in 0..4095.
+    Should UCX never end a get, neither the READ nor the CUT_OFF of its attempt comes: its blocks stay taken.
     """
 
     def __init__(
@@ -92,21 +68,18 @@ class UcxTransport(Transport):
             UnavailableError: there is no such UCX, or it cannot start here.
         """
         self._library = choose(ucx_origin)
-        seconds = (
-            heartbeat_seconds,
-            peer_lost_seconds,
-            cut_off_grace_seconds,
-            CLOSE_TIMEOUT_SECONDS,
-            RENEWAL_LINGER_SECONDS,
-        )
         try:
-            self._engine = _kvlink.UcxEngine(
-                self._library.name, ucx_tls, seconds, MAX_ACTIVE_READS, MAX_OUTSTANDING_GETS
+            engine = _kvlink.UcxEngine(
+                self._library.name,
+                ucx_tls,
+                engine_seconds(heartbeat_seconds, peer_lost_seconds),
+                MAX_ACTIVE_READS,
+                cut_off_grace_seconds,
+                MAX_OUTSTANDING_GETS,
             )
         except RuntimeError as error:
             raise UnavailableError(str(error)) from error
-        self._pid = os.getpid()
-        self._closed = False
+        super().__init__(engine)
         self._capabilities = _capabilities(self._engine, self._library)
 
     def capabilities(self) -> Capabilities:
@@ -120,17 +93,11 @@ class UcxTransport(Transport):
 
     def register(self, region: int, address: int, length: int) -> None:
         """See `Transport.register`. It pins pages where the network needs that, which takes time."""
-        with _as_transport_error("register"):
-            self._live().register(region, address, length)
-
-    def unregister(self, region: int) -> None:
-        """See `Transport.unregister`. Memory that a running read or exposure uses stays registered until its end."""
-        with _as_transport_error("unregister"):
-            self._live().unregister(region)
+        super().register(region, address, length)
 
     def export_key(self, region: int) -> RegionKey:
         """See `Transport.export_key`."""
-        with _as_transport_error("export_key"):
+        with as_transport_error("export_key"):
             address, length, key = self._live().export_key(region)
         return RegionKey(region=region, address=address, length=length, key=_sealed(key))
 
@@ -149,13 +116,10 @@ class UcxTransport(Transport):
         """
         if channel is None:
             raise TransportError("ucx needs the pair's native channel", peer=peer, stage="connect", retryable=False)
-        engine = self._live_or_close(channel)
-        try:
+        with closed_on_error(channel):
+            engine = self._live()
             worker = _checked_address(address, engine.ucx_version, peer)
-        except BaseException:
-            os.close(channel)
-            raise
-        with _as_transport_error("connect", peer):
+        with as_transport_error("connect", peer):
             return engine.connect(peer, worker, channel)
 
     def import_key(self, peer: str, key: RegionKey) -> None:
@@ -166,96 +130,8 @@ class UcxTransport(Transport):
             TransportError: the peer is not connected, or the key states impossible bounds.
         """
         packed = _unsealed(key.key, f"key of region {key.region} of peer {peer}")
-        with _as_transport_error("import_key", peer):
+        with as_transport_error("import_key", peer):
             self._live().import_key(peer, key.region, key.address, key.length, packed)
-
-    def disconnect(self, peer: str) -> int:
-        """See `Transport.disconnect`. Bounded: what a stopped peer does not answer is closed by force."""
-        return self._live().disconnect(peer)
-
-    def expose(self, exposure: Exposure) -> None:
-        """See `Transport.expose`.
-
-        Raises:
-            TransportError: the peer is not connected, the attempt is exposed already, or the plan leaves a region.
-        """
-        with _as_transport_error("expose", exposure.peer):
-            plan = native_plan(exposure.plan)
-            self._live().expose(exposure.peer, exposure.attempt, plan, exposure.lease_seconds)
-
-    def lease(self, peer: str, attempt: int) -> LeaseReport:
-        """See `Transport.lease`. Judged by the clock now: the source's thread need not have noticed a lapse."""
-        held, root = self._live().lease(peer, attempt)
-        return LeaseReport(held=held, root=root)
-
-    def withdraw(self, peer: str, attempt: int) -> LeaseReport:
-        """See `Transport.withdraw`. Waits for a digest under way, of 1 MiB at most; none touches it afterwards."""
-        held, root = self._live().withdraw(peer, attempt)
-        return LeaseReport(held=held, root=root)
-
-    def read(self, read: Read) -> int:
-        """See `Transport.read`. Renewals go on for some seconds after an OK end, for its commit, or until `cut_off`."""
-        if not 0 < read.chunk_leaves <= MAX_CHUNK_LEAVES:
-            raise TransportError(f"chunk_leaves {read.chunk_leaves} is not in 1..{MAX_CHUNK_LEAVES}", retryable=False)
-        with _as_transport_error("read", read.peer):
-            plan = native_plan(read.plan)
-            return self._live().read(read.peer, read.attempt, plan, read.integrity, read.chunk_leaves, read.max_rereads)
-
-    def cut_off(self, peer: str, attempt: int) -> int:
-        """See `Transport.cut_off`. Should UCX never end a get, neither READ nor CUT_OFF comes: the blocks stay."""
-        return self._live().cut_off(peer, attempt)
-
-    def poll(self, limit: int = 256) -> list[Completion]:
-        """See `Transport.poll`. Works after `close`, too: every operation's end can still be collected."""
-        self._require_same_process()
-        return [_completion(fields) for fields in self._engine.poll(limit)]
-
-    def fileno(self) -> int:
-        """See `Transport.fileno`. Works after `close`, too."""
-        self._require_same_process()
-        return self._engine.fileno()
-
-    def arm(self) -> bool:
-        """See `Transport.arm`. Works after `close`, too."""
-        self._require_same_process()
-        return self._engine.arm()
-
-    def late_frames(self) -> dict[str, int]:
-        """Frames about attempts that had ended, by kind (renewals, wants, leaves, failures). A few are normal."""
-        counts = self._live().late_frames()
-        return dict(zip(("renewals", "wants", "leaves", "failures"), counts, strict=True))
-
-    def close(self) -> None:
-        """End everything and free it, within `CLOSE_TIMEOUT_SECONDS`. Idempotent; harmless in a forked child.
-
-        Raises:
-            TransportError: UCX did not end all gets in time. Their memory stays registered; it must not be used again.
-        """
-        self._closed = True
-        if not self._engine.close():
-            raise TransportError(
-                f"UCX did not end every get within {CLOSE_TIMEOUT_SECONDS} s of closing; the target blocks concerned "
-                "must not be used again by this process",
-                stage="close",
-                retryable=False,
-            )
-
-    def _require_same_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise ClosedError("this transport belongs to the parent process; open another one after a fork")
-
-    def _live(self) -> _kvlink.UcxEngine:
-        self._require_same_process()
-        if self._closed:
-            raise ClosedError("this transport is closed")
-        return self._engine
-
-    def _live_or_close(self, descriptor: int) -> _kvlink.UcxEngine:
-        try:
-            return self._live()
-        except ClosedError:
-            os.close(descriptor)
-            raise
 
 
 class UcxProbe:
@@ -278,7 +154,7 @@ class UcxProbe:
 
     def register(self, region: int, address: int, length: int) -> None:
         """Register ``length`` bytes at ``address`` as ``region``."""
-        with _as_transport_error("register"):
+        with as_transport_error("register"):
             self._probe.register(region, address, length)
 
     def export_key(self, region: int) -> RegionKey:
@@ -296,7 +172,7 @@ class UcxProbe:
 
     def connect(self, address: bytes) -> None:
         """Make the endpoint to a serving end."""
-        with _as_transport_error("connect"):
+        with as_transport_error("connect"):
             self._probe.connect(address)
 
     def get(self, plan: CopyPlan, *, max_run_bytes: int, window: int = MAX_OUTSTANDING_GETS) -> float:
@@ -308,7 +184,7 @@ class UcxProbe:
         Raises:
             TransportError: a get failed, or the plan leaves a region.
         """
-        with _as_transport_error("get"):
+        with as_transport_error("get"):
             return self._probe.get(native_plan(plan), max_run_bytes, window)
 
     def close(self) -> None:
@@ -317,19 +193,6 @@ class UcxProbe:
 
 
 # --- conversions ----------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _as_transport_error(stage: str, peer: str | None = None) -> Iterator[None]:
-    """Turn what the native side raises into the transport's errors."""
-    try:
-        yield
-    except _kvlink.EngineFull as error:
-        raise TransportFull(str(error), peer=peer, stage=stage) from error
-    except (ValueError, TypeError, LayoutError) as error:
-        raise TransportError(str(error), peer=peer, stage=stage, retryable=False) from error
-    except RuntimeError as error:
-        raise TransportError(str(error), peer=peer, stage=stage) from error
 
 
 def _capabilities(engine: _kvlink.UcxEngine, library: UcxLibrary) -> Capabilities:
@@ -342,27 +205,6 @@ def _capabilities(engine: _kvlink.UcxEngine, library: UcxLibrary) -> Capabilitie
         rdma=supports_rdma(path) and has_devices(),
         detail=f"{', '.join(engine.transports())}; {library.kind} because {library.reason}",
     )
-
-
-def _completion(fields: _CompletionFields) -> Completion:
-    kind, op, peer, attempt, outcome, bytes_moved, root, rereads, bad_leaf, wire, verify, detail = fields
-    return Completion(
-        kind=CompletionKind(kind),
-        op=op,
-        peer=peer,
-        attempt=attempt,
-        outcome=Outcome(outcome),
-        bytes_moved=bytes_moved,
-        root=root,
-        rereads=rereads,
-        bad_leaf=bad_leaf,
-        wire_seconds=wire,
-        verify_seconds=verify,
-        detail=detail,
-    )
-
-
-_CompletionFields = tuple[int, int, str, int, int, int, int | None, int, int | None, float, float, str]
 
 
 def _sealed(blob: bytes) -> bytes:

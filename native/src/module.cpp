@@ -209,7 +209,7 @@ void bind_move(nb::module_& m) {
       "Raises:\n    ValueError: the plan leaves a region, or the range the plan; nothing was copied.");
 }
 
-// --- ucx ------------------------------------------------------------------------------------------------------------
+// --- engines ------------------------------------------------------------------------------------------------------------
 
 Bytes bytes_from(const nb::bytes& data) {
   const auto* first = reinterpret_cast<const std::byte*>(data.data());
@@ -242,23 +242,18 @@ CompletionTuple completion_to(Completion&& end) {
           end.bad_leaf,                  end.wire_seconds, end.verify_seconds, std::move(end.detail)};
 }
 
-void init_engine(UcxEngine* self, const std::string& libucp, const std::optional<std::string>& tls,
-                 const std::tuple<double, double, double, double, double>& seconds, std::size_t max_reads,
-                 std::uint32_t max_gets_per_read) {
-  EngineSettings settings{.libucp = libucp,
-                          .tls = tls,
-                          .heartbeat = duration_of(std::get<0>(seconds)),
-                          .peer_lost = duration_of(std::get<1>(seconds)),
-                          .cut_off_grace = duration_of(std::get<2>(seconds)),
-                          .close_timeout = duration_of(std::get<3>(seconds)),
-                          .renewal_linger = duration_of(std::get<4>(seconds)),
-                          .max_reads = max_reads,
-                          .max_gets_per_read = max_gets_per_read};
-  nb::gil_scoped_release release;
-  new (self) UcxEngine(std::move(settings));
+using LimitSeconds = std::tuple<double, double, double, double>;
+constexpr const char* kLimitSeconds = "Seconds: heartbeat, peer lost, close timeout, renewal linger.\n\n";
+
+EngineLimits limits_of(const LimitSeconds& seconds, std::size_t max_reads) {
+  return {.heartbeat = duration_of(std::get<0>(seconds)),
+          .peer_lost = duration_of(std::get<1>(seconds)),
+          .close_timeout = duration_of(std::get<2>(seconds)),
+          .renewal_linger = duration_of(std::get<3>(seconds)),
+          .max_reads = max_reads};
 }
 
-std::uint64_t engine_read(UcxEngine& engine, const std::string& peer, AttemptId attempt, const Plan& plan,
+std::uint64_t engine_read(Engine& engine, const std::string& peer, AttemptId attempt, const Plan& plan,
                           bool integrity, std::uint32_t chunk_leaves, std::uint32_t max_rereads) {
   if (chunk_leaves == 0) throw std::invalid_argument("chunk_leaves must be positive");
   nb::gil_scoped_release release;
@@ -266,93 +261,10 @@ std::uint64_t engine_read(UcxEngine& engine, const std::string& peer, AttemptId 
                       .chunk_leaves = chunk_leaves, .max_rereads = max_rereads});
 }
 
-std::vector<CompletionTuple> engine_poll(UcxEngine& engine, std::size_t limit) {
+std::vector<CompletionTuple> engine_poll(Engine& engine, std::size_t limit) {
   std::vector<CompletionTuple> tuples;
   for (Completion& end : engine.poll(limit)) tuples.push_back(completion_to(std::move(end)));
   return tuples;
-}
-
-void bind_engine(nb::module_& m) {
-  using released = nb::call_guard<nb::gil_scoped_release>;
-  nb::class_<UcxEngine>(m, "UcxEngine", "One UCX worker and its thread; see kvlink.transports.ucx.")
-      .def("__init__", &init_engine, "libucp"_a, "tls"_a.none(), "seconds"_a, "max_reads"_a, "max_gets_per_read"_a,
-           "Seconds: heartbeat, peer lost, cut-off grace, close timeout, renewal linger.\n\n"
-           "Raises:\n    Unavailable: no UCX to load.\n    RuntimeError: UCX's own word.")
-      .def_prop_ro("ucx_version", [](const UcxEngine& engine) { return engine.context().api().version; })
-      .def_prop_ro("ucx_path", [](const UcxEngine& engine) { return engine.context().api().path; })
-      .def("transports", [](const UcxEngine& engine) { return engine.context().transports(); }, released(),
-           "Names of the transports UCX has here, sorted.")
-      .def("address", [](const UcxEngine& engine) { return bytes_to(engine.context().serving().address()); })
-      .def("late_frames",
-           [](const UcxEngine& engine) {
-             const auto& late = engine.late();
-             return std::make_tuple(late.renewals.load(), late.wants.load(), late.leaves.load(), late.failures.load());
-           },
-           "Frames for attempts no longer known: renewals, wants, leaves, failures.")
-      .def("register", &UcxEngine::register_region, "region"_a, "address"_a, "length"_a, released())
-      .def("unregister", &UcxEngine::unregister_region, "region"_a, released())
-      .def("export_key", [](const UcxEngine& engine, std::size_t region) { return key_to(engine.export_key(region)); },
-           "region"_a, "Address, length, packed key.")
-      .def("connect",
-           [](UcxEngine& engine, const std::string& peer, const nb::bytes& address, int channel) {
-             return engine.connect(peer, bytes_from(address), channel);
-           },
-           "peer"_a, "address"_a, "channel"_a, "Takes the descriptor over, whatever happens.")
-      .def("import_key",
-           [](UcxEngine& engine, const std::string& peer, std::size_t region, std::uint64_t address,
-              std::uint64_t length, const nb::bytes& key) {
-             engine.import_key(peer, region, {address, length, bytes_from(key)});
-           },
-           "peer"_a, "region"_a, "address"_a, "length"_a, "key"_a)
-      .def("disconnect", &UcxEngine::disconnect, "peer"_a)
-      .def("expose",
-           [](UcxEngine& engine, const std::string& peer, AttemptId attempt, const Plan& plan, double lease_seconds) {
-             const auto lease = duration_of(lease_seconds);
-             nb::gil_scoped_release release;
-             engine.expose(peer, attempt, copy_of(plan), lease);
-           },
-           "peer"_a, "attempt"_a, "plan"_a, "lease_seconds"_a)
-      .def("lease",
-           [](UcxEngine& engine, const std::string& peer, AttemptId attempt) -> LeaseTuple {
-             const auto answer = engine.lease(peer, attempt);
-             return {answer.held, answer.root};
-           },
-           "peer"_a, "attempt"_a, "Held without a gap, root if computed.")
-      .def("withdraw",
-           [](UcxEngine& engine, const std::string& peer, AttemptId attempt) -> LeaseTuple {
-             nb::gil_scoped_release release;
-             const auto answer = engine.withdraw(peer, attempt);
-             return {answer.held, answer.root};
-           },
-           "peer"_a, "attempt"_a, "As `lease`, for the last time.")
-      .def("read", &engine_read, "peer"_a, "attempt"_a, "plan"_a, "integrity"_a, "chunk_leaves"_a, "max_rereads"_a)
-      .def("cut_off", &UcxEngine::cut_off, "peer"_a, "attempt"_a)
-      .def("poll", &engine_poll, "limit"_a, "Completions as tuples of kvlink.transports.base.Completion's fields.")
-      .def("fileno", &UcxEngine::fileno)
-      .def("arm", &UcxEngine::arm)
-      .def("close", &UcxEngine::close, released(),
-           "False if gets could not be ended: the memory they may fill stays registered and must not be used again.");
-}
-
-void bind_probe(nb::module_& m) {
-  using released = nb::call_guard<nb::gil_scoped_release>;
-  nb::class_<UcxProbe>(m, "UcxProbe", "A bare loop over UCX gets: the limit that transfers are compared with.")
-      .def(nb::init<const std::string&, const std::optional<std::string>&>(), "libucp"_a, "tls"_a.none(), released())
-      .def("address", [](const UcxProbe& probe) { return bytes_to(probe.address()); })
-      .def("register", &UcxProbe::register_region, "region"_a, "address"_a, "length"_a, released())
-      .def("export_key", [](const UcxProbe& probe, std::int64_t region) { return key_to(probe.export_key(region)); },
-           "region"_a)
-      .def("import_key",
-           [](UcxProbe& probe, std::int64_t region, std::uint64_t address, std::uint64_t length, const nb::bytes& key) {
-             probe.import_key(region, {address, length, bytes_from(key)});
-           },
-           "region"_a, "address"_a, "length"_a, "key"_a)
-      .def("serve", &UcxProbe::serve)
-      .def("connect",
-           [](UcxProbe& probe, const nb::bytes& address) { probe.connect(bytes_from(address)); }, "address"_a)
-      .def("get", &UcxProbe::get, "plan"_a, "max_run_bytes"_a, "window"_a, released(),
-           "Seconds from the first get posted to the last one landed.")
-      .def("close", &UcxProbe::close, released());
 }
 
 // By name, so that a test can hold them to kvlink.transports.base.
@@ -377,13 +289,110 @@ std::map<std::string, int> outcomes() {
           {"FAILED", static_cast<int>(Outcome::failed)}};
 }
 
-void bind_ucx(nb::module_& m) {
+void bind_engine(nb::module_& m) {
+  using released = nb::call_guard<nb::gil_scoped_release>;
   m.def("completion_kinds", &completion_kinds, "Numbers of kvlink.transports.base.CompletionKind, by name.");
   m.def("outcomes", &outcomes, "Numbers of kvlink.transports.base.Outcome, by name.");
   nb::exception<Unavailable>(m, "Unavailable", PyExc_RuntimeError);
   nb::exception<EngineFull>(m, "EngineFull", PyExc_RuntimeError);
-  bind_engine(m);
-  bind_probe(m);
+  nb::class_<Engine>(m, "Engine", "What the native transports have in common; see kvlink.transports.engine.")
+      .def("late_frames",
+           [](const Engine& engine) {
+             const auto& late = engine.late();
+             return std::make_tuple(late.renewals.load(), late.wants.load(), late.leaves.load(), late.failures.load());
+           },
+           "Frames for attempts no longer known: renewals, wants, leaves, failures.")
+      .def("register", &Engine::register_region, "region"_a, "address"_a, "length"_a, released())
+      .def("unregister", &Engine::unregister_region, "region"_a, released())
+      .def("disconnect", &Engine::disconnect, "peer"_a)
+      .def("expose",
+           [](Engine& engine, const std::string& peer, AttemptId attempt, const Plan& plan, double lease_seconds) {
+             const auto lease = duration_of(lease_seconds);
+             nb::gil_scoped_release release;
+             engine.expose(peer, attempt, copy_of(plan), lease);
+           },
+           "peer"_a, "attempt"_a, "plan"_a, "lease_seconds"_a)
+      .def("lease",
+           [](Engine& engine, const std::string& peer, AttemptId attempt) -> LeaseTuple {
+             const auto answer = engine.lease(peer, attempt);
+             return {answer.held, answer.root};
+           },
+           "peer"_a, "attempt"_a, "Held without a gap, root if computed.")
+      .def("withdraw",
+           [](Engine& engine, const std::string& peer, AttemptId attempt) -> LeaseTuple {
+             nb::gil_scoped_release release;
+             const auto answer = engine.withdraw(peer, attempt);
+             return {answer.held, answer.root};
+           },
+           "peer"_a, "attempt"_a, "As `lease`, for the last time.")
+      .def("read", &engine_read, "peer"_a, "attempt"_a, "plan"_a, "integrity"_a, "chunk_leaves"_a, "max_rereads"_a)
+      .def("cut_off", &Engine::cut_off, "peer"_a, "attempt"_a)
+      .def("poll", &engine_poll, "limit"_a, "Completions as tuples of kvlink.transports.base.Completion's fields.")
+      .def("fileno", &Engine::fileno)
+      .def("arm", &Engine::arm)
+      .def("close", &Engine::close, released(),
+           "False if some bytes could not be kept from landing: their memory must not be used again.");
+}
+
+// --- ucx ------------------------------------------------------------------------------------------------------------
+
+void init_ucx(UcxEngine* self, const std::string& libucp, const std::optional<std::string>& tls,
+              const LimitSeconds& seconds, std::size_t max_reads, double cut_off_grace_seconds,
+              std::uint32_t max_gets_per_read) {
+  UcxSettings settings{.limits = limits_of(seconds, max_reads),
+                       .libucp = libucp,
+                       .tls = tls,
+                       .cut_off_grace = duration_of(cut_off_grace_seconds),
+                       .max_gets_per_read = max_gets_per_read};
+  nb::gil_scoped_release release;
+  new (self) UcxEngine(std::move(settings));
+}
+
+void bind_ucx(nb::module_& m) {
+  using released = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<UcxEngine, Engine>(m, "UcxEngine", "Two UCX workers and their thread; see kvlink.transports.ucx.")
+      .def("__init__", &init_ucx, "libucp"_a, "tls"_a.none(), "seconds"_a, "max_reads"_a, "cut_off_grace_seconds"_a,
+           "max_gets_per_read"_a,
+           (std::string(kLimitSeconds) + "Raises:\n    Unavailable: no UCX to load.\n    RuntimeError: UCX's own word.").c_str())
+      .def_prop_ro("ucx_version", [](const UcxEngine& engine) { return engine.context().api().version; })
+      .def_prop_ro("ucx_path", [](const UcxEngine& engine) { return engine.context().api().path; })
+      .def("transports", [](const UcxEngine& engine) { return engine.context().transports(); }, released(),
+           "Names of the transports UCX has here, sorted.")
+      .def("address", [](const UcxEngine& engine) { return bytes_to(engine.context().serving().address()); })
+      .def("export_key", [](const UcxEngine& engine, std::size_t region) { return key_to(engine.export_key(region)); },
+           "region"_a, "Address, length, packed key.")
+      .def("connect",
+           [](UcxEngine& engine, const std::string& peer, const nb::bytes& address, int channel) {
+             return engine.connect(peer, bytes_from(address), channel);
+           },
+           "peer"_a, "address"_a, "channel"_a, "Takes the descriptor over, whatever happens.")
+      .def("import_key",
+           [](UcxEngine& engine, const std::string& peer, std::size_t region, std::uint64_t address,
+              std::uint64_t length, const nb::bytes& key) {
+             engine.import_key(peer, region, {address, length, bytes_from(key)});
+           },
+           "peer"_a, "region"_a, "address"_a, "length"_a, "key"_a);
+}
+
+void bind_probe(nb::module_& m) {
+  using released = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<UcxProbe>(m, "UcxProbe", "A bare loop over UCX gets: the limit that transfers are compared with.")
+      .def(nb::init<const std::string&, const std::optional<std::string>&>(), "libucp"_a, "tls"_a.none(), released())
+      .def("address", [](const UcxProbe& probe) { return bytes_to(probe.address()); })
+      .def("register", &UcxProbe::register_region, "region"_a, "address"_a, "length"_a, released())
+      .def("export_key", [](const UcxProbe& probe, std::int64_t region) { return key_to(probe.export_key(region)); },
+           "region"_a)
+      .def("import_key",
+           [](UcxProbe& probe, std::int64_t region, std::uint64_t address, std::uint64_t length, const nb::bytes& key) {
+             probe.import_key(region, {address, length, bytes_from(key)});
+           },
+           "region"_a, "address"_a, "length"_a, "key"_a)
+      .def("serve", &UcxProbe::serve)
+      .def("connect",
+           [](UcxProbe& probe, const nb::bytes& address) { probe.connect(bytes_from(address)); }, "address"_a)
+      .def("get", &UcxProbe::get, "plan"_a, "max_run_bytes"_a, "window"_a, released(),
+           "Seconds from the first get posted to the last one landed.")
+      .def("close", &UcxProbe::close, released());
 }
 
 }  // namespace
@@ -394,5 +403,7 @@ NB_MODULE(_kvlink, m) {
   kvlink::bind_plan(m);
   kvlink::bind_digest(m);
   kvlink::bind_move(m);
+  kvlink::bind_engine(m);
   kvlink::bind_ucx(m);
+  kvlink::bind_probe(m);
 }

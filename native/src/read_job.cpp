@@ -6,22 +6,14 @@
 #include "digest.hpp"
 
 namespace kvlink {
-namespace {
-
-double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
-
-}  // namespace
 
 ReadJob::ReadJob(ReadSpec spec)
-    : spec_(std::move(spec)), chunk_bytes_(std::int64_t{spec_.chunk_leaves} * kLeafBytes), chunks_(kChunksUnderWay) {
+    : ActiveRead(std::move(spec)), chunk_bytes_(std::int64_t{spec_.chunk_leaves} * kLeafBytes), chunks_(kChunksUnderWay) {
   for (Chunk& chunk : chunks_) {
     chunk.job = this;
     free_.push_back(&chunk);
   }
-  if (!spec_.integrity) return;
-  const auto leaves = static_cast<std::size_t>(leaf_count(total()));
-  theirs_.reserve(leaves);
-  ours_.resize(leaves);
+  theirs_.reserve(ours_.size());
 }
 
 // A chunk that is to be read again goes first: later chunks may be waiting for its slot.
@@ -51,7 +43,7 @@ ReadJob::Chunk* ReadJob::next(Run& run) {
   while (posting_ != nullptr || begin_chunk()) {
     Chunk& chunk = *posting_;
     if (cursor_->next(run)) {
-      if (!first_posted_) first_posted_ = Clock::now();
+      if (!first_asked_) first_asked_ = Clock::now();
       ++chunk.outstanding;
       ++outstanding_;
       return &chunk;
@@ -72,8 +64,7 @@ void ReadJob::ended(Chunk& chunk, bool good) {
 
 void ReadJob::landed(Chunk& chunk) {
   if (broken_) return;  // it may be this chunk that lacks a get; the job is ending anyway
-  last_landed_ = Clock::now();
-  bytes_moved_ += static_cast<std::uint64_t>(chunk.end - chunk.begin);
+  count_landed(chunk.end - chunk.begin);
   if (spec_.integrity) {
     landed_.push_back(&chunk);
   } else {
@@ -123,36 +114,11 @@ void ReadJob::judge(Chunk& chunk, std::int64_t first, std::span<const std::uint6
     return;
   }
   const auto differing = std::mismatch(own.begin(), own.end(), theirs_.begin() + first).first - own.begin();
-  bad_leaf_ = static_cast<std::uint64_t>(first + differing);
-  if (chunk.rereads == spec_.max_rereads) {
-    return stop(Outcome::digest_mismatch, "leaf " + std::to_string(*bad_leaf_) + " differed on each of " +
-                                              std::to_string(chunk.rereads + 1) + " reads");
-  }
+  if (!may_read_again(static_cast<std::uint64_t>(first + differing), chunk.rereads)) return;
   ++chunk.rereads;
-  ++rereads_;
   again_.push_back(&chunk);
 }
 
-void ReadJob::stop(Outcome outcome, std::string detail) {
-  if (stopped()) return;
-  outcome_ = outcome;
-  stopped_at_ = Clock::now();
-  detail_ = std::move(detail);
-}
-
 bool ReadJob::over() const { return outstanding_ == 0 && (stopped() || finished_ == total()); }
-
-Completion ReadJob::completion() const {
-  Completion end{.kind = CompletionKind::read, .op = spec_.op, .peer = spec_.peer, .attempt = spec_.attempt};
-  end.outcome = outcome_.value_or(Outcome::ok);
-  end.bytes_moved = bytes_moved_;
-  if (end.outcome == Outcome::ok && spec_.integrity) end.root = digest_root(ours_);
-  end.rereads = rereads_;
-  end.bad_leaf = bad_leaf_;
-  if (bytes_moved_ > 0) end.wire_seconds = seconds(last_landed_ - *first_posted_);
-  end.verify_seconds = seconds(verify_time_);
-  end.detail = detail_;
-  return end;
-}
 
 }  // namespace kvlink

@@ -19,9 +19,9 @@ namespace {
 
 constexpr std::int64_t kBytes = 8 * 1024 * 1024;
 
-EngineSettings settings() {
-  return {.libucp = KVLINK_TEST_LIBUCP, .tls = "tcp", .heartbeat = 20ms, .peer_lost = 5s, .cut_off_grace = 50ms,
-          .close_timeout = 3s, .renewal_linger = 1s, .max_reads = 64, .max_gets_per_read = 16};
+UcxSettings settings() {
+  return {.limits = {.heartbeat = 20ms, .peer_lost = 5s, .close_timeout = 3s, .renewal_linger = 1s, .max_reads = 64},
+          .libucp = KVLINK_TEST_LIBUCP, .tls = "tcp", .cut_off_grace = 50ms, .max_gets_per_read = 16};
 }
 
 std::shared_ptr<const Plan> blocks() {

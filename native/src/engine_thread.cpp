@@ -1,4 +1,5 @@
-// The engine's thread: commands, UCX progress, channels, digests, timers; asleep when there is nothing of these.
+#include "engine_thread.hpp"
+
 #include <errno.h>
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -7,15 +8,9 @@
 #include <chrono>
 #include <system_error>
 
-#include "ucx_engine.hpp"
-
 namespace kvlink {
 namespace {
 
-using namespace std::chrono_literals;
-
-// Moving goes on this long before commands, channels and timers are looked at again.
-constexpr Duration kMoveSlice = 500us;
 constexpr int kEventsPerWait = 64;
 
 void set_state(PeerLink& link, PeerLink::State state) {
@@ -28,18 +23,22 @@ void set_state(PeerLink& link, PeerLink::State state) {
 EngineThread::EngineThread(std::shared_ptr<EngineCore> core)
     : core_(std::move(core)), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
   if (epoll_ < 0) throw std::system_error(errno, std::generic_category(), "epoll");
-  const UcxContext& context = *core_->context;
-  for (const int fd : {commands_.fd(), context.getting().event_fd(), context.serving().event_fd()}) {
-    epoll_event event{.events = EPOLLIN, .data = {.ptr = nullptr}};
-    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) < 0) {
-      const int error = errno;
-      ::close(epoll_);
-      throw std::system_error(error, std::generic_category(), "epoll");
-    }
+  try {
+    wake_on(commands_.fd());
+  } catch (...) {
+    ::close(epoll_);
+    throw;
   }
 }
 
 EngineThread::~EngineThread() { ::close(epoll_); }
+
+void EngineThread::wake_on(int fd) {
+  epoll_event event{.events = EPOLLIN, .data = {.ptr = nullptr}};
+  if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) < 0) {
+    throw std::system_error(errno, std::generic_category(), "epoll");
+  }
+}
 
 // Nothing may leave the thread: an unexpected failure ends in completions like any other.
 void EngineThread::run() {
@@ -59,8 +58,7 @@ void EngineThread::turn() {
   const Time now = Clock::now();
   if (now >= next_timers_) run_timers(now);
   const Time settled = settle(now);
-  bool busy = move();
-  busy |= digest();
+  const bool busy = move();
   if (close_by_ && members_.empty()) done_ = true;
   if (close_by_ && now >= *close_by_) done_ = abandoned_ = true;
   if (!done_) wait(busy, std::min({next_timers_, settled, close_by_.value_or(Time::max())}));
@@ -84,7 +82,7 @@ void EngineThread::obey(command::Connect& connect) {
   Completion end{.kind = CompletionKind::connected, .op = connect.op, .peer = connect.peer};
   auto state = PeerLink::State::up;
   try {
-    auto peer = std::make_unique<UcxPeer>(*core_, connect.peer, std::move(connect.address), std::move(connect.channel));
+    auto peer = connect.make(std::move(connect.channel));
     auto& member = members_[connect.peer];
     member = {std::move(peer), connect.link};
     epoll_event event{.events = EPOLLIN, .data = {.ptr = &member}};
@@ -92,7 +90,7 @@ void EngineThread::obey(command::Connect& connect) {
       member.peer->lose(std::string("channel cannot be waited for: ") + std::generic_category().message(errno));
     }
     next_timers_ = Time::min();
-  } catch (const UcxError& error) {
+  } catch (const std::exception& error) {
     state = PeerLink::State::gone;
     end.outcome = Outcome::unreachable;
     end.detail = error.what();
@@ -120,12 +118,17 @@ void EngineThread::obey(command::CutOff& cut_off) {
                            .attempt = cut_off.attempt});
 }
 
+void EngineThread::obey(command::Lose& lose) {
+  const auto found = members_.find(lose.peer);
+  if (found != members_.end()) found->second.peer->lose(std::move(lose.detail));
+}
+
 void EngineThread::obey(command::LeaseBegan&) {
-  next_timers_ = std::min(next_timers_, last_timers_ + core_->settings.heartbeat / 16);
+  next_timers_ = std::min(next_timers_, last_timers_ + core_->limits.heartbeat / 16);
 }
 
 void EngineThread::obey(command::Close&) {
-  close_by_ = Clock::now() + core_->settings.close_timeout;
+  close_by_ = Clock::now() + core_->limits.close_timeout;
   for (auto& [name, member] : members_) member.peer->disconnect(0);
 }
 
@@ -149,7 +152,7 @@ void EngineThread::run_timers(Time now) {
                              .attempt = lapse.attempt,
                              .detail = "not renewed for the lease's length"});
   }
-  next_timers_ = std::max(next, now + core_->settings.heartbeat / 16);
+  next_timers_ = std::max(next, now + core_->limits.heartbeat / 16);
 }
 
 Time EngineThread::settle(Time now) {
@@ -184,38 +187,14 @@ void EngineThread::lose_all(const char* detail) {
   for (auto& [name, member] : members_) member.peer->lose(std::string("the engine failed: ") + detail);
 }
 
-// Members are leaked with all that their gets point to.
+// Members are leaked with all that their reads point to.
 void EngineThread::abandon() {
   for (auto& [name, member] : members_) set_state(*member.link, PeerLink::State::gone);
   new std::map<std::string, Member>(std::move(members_));
   new std::shared_ptr<EngineCore>(core_);
 }
 
-// --- work -----------------------------------------------------------------------------------------------------------
-
-bool EngineThread::move() {
-  readers_.clear();
-  for (auto& [name, member] : members_) {
-    if (member.peer->reading()) readers_.push_back(member.peer.get());
-  }
-  bool any = false;
-  const Time end = Clock::now() + kMoveSlice;
-  for (;;) {
-    bool more = false;
-    for (UcxPeer* peer : readers_) more |= peer->post();
-    more |= core_->context->getting().progress();
-    more |= core_->context->serving().progress();
-    for (UcxPeer* peer : readers_) more |= peer->verify();
-    any |= more;
-    if (!more || Clock::now() >= end) return any;
-  }
-}
-
-bool EngineThread::digest() {
-  bool any = false;
-  for (auto& [name, member] : members_) any |= member.peer->digest();
-  return any;
-}
+// --- waiting ---------------------------------------------------------------------------------------------------------
 
 void EngineThread::watch(Member& member) {
   const Channel* channel = member.peer->channel();
@@ -228,7 +207,7 @@ void EngineThread::watch(Member& member) {
 void EngineThread::wait(bool busy, Time until) {
   for (auto& [name, member] : members_) watch(member);
   int timeout_ms = 0;
-  if (!busy && core_->context->getting().arm() && core_->context->serving().arm()) {
+  if (!busy && may_sleep()) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
     timeout_ms = until == Time::max() ? -1 : static_cast<int>(std::clamp<std::int64_t>(left, 0, 3'600'000));
   }
