@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from kvlink.cli import bench
+from kvlink.cli import bench, layout
 from kvlink.cli.bench import options
 from kvlink.errors import ConfigError, KVLinkError, LayoutError, UnavailableError
 
@@ -24,15 +24,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kvlink", description="Moves LLM KV cache between workers.")
     commands = parser.add_subparsers(dest="command", required=True)
     options.add_parser(commands)
+    layout.add_parser(commands)
     arguments = parser.parse_args(argv)
     try:
-        return EXIT_DONE if bench.run(options.parse(arguments)) else EXIT_FAILED
+        return EXIT_DONE if _run(arguments) else EXIT_FAILED
     except KVLinkError as error:
         sys.stderr.write(f"kvlink {arguments.command}: {error}\n")
         return exit_code(error)
     except KeyboardInterrupt:
         sys.stderr.write(f"kvlink {arguments.command}: interrupted\n")
         return EXIT_FAILED
+
+
+def _run(arguments: argparse.Namespace) -> bool:
+    if arguments.command == "layout":
+        return layout.run(arguments)
+    return bench.run(options.parse(arguments))
 
 
 def exit_code(error: KVLinkError) -> int:

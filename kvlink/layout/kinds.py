@@ -54,6 +54,7 @@ def check_scales(group: Group, path: str) -> None:
             f"{path}.scales has rows of {widths} scales for {len(group.heads)} heads; state one scale for all heads, "
             "or one each, in the order of heads"
         )
+    within(f"{path}.scales", len(group.planes) * len(group.heads), 1, limits.MAX_SCALES, "planes times heads")
     values = np.array(group.scales, dtype=np.float64)
     with np.errstate(over="ignore", under="ignore"):
         wrong = ~((values > 0) & np.isfinite(values) & (values.astype(np.float32) == values))

@@ -2,14 +2,17 @@
 
 `copyplan` is the data and its bounds check, `legs` decides who reads whom, `planner` makes the plans of one leg:
 `match` is what its two sides must agree on, `families` and `template` what is prepared once, `pieces` the token range
-cut.
+cut. `path` says how a plan's bytes best cross.
 """
 
 from kvlink.plan.copyplan import Conversion, CopyPlan, Dim, Segment, check_plan
 from kvlink.plan.legs import Leg, assign_legs, readers_of, unread_sources
+from kvlink.plan.path import DIRECT, PACKED, choose_path
 from kvlink.plan.planner import LegPlanner, plan_leg
 
 __all__ = [
+    "DIRECT",
+    "PACKED",
     "Conversion",
     "CopyPlan",
     "Dim",
@@ -18,6 +21,7 @@ __all__ = [
     "Segment",
     "assign_legs",
     "check_plan",
+    "choose_path",
     "plan_leg",
     "readers_of",
     "unread_sources",

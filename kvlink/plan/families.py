@@ -183,7 +183,7 @@ def _family(shape: Shape, cells: Sequence[_Cell], scales: _Scales) -> Family:
 def _scale_table(group: Group) -> NDArray[np.float32]:
     """float32 ``[planes, heads]``, ones where nothing is stated."""
     stated = np.array(group.scales or ((1.0,),), dtype=np.float32)
-    return np.ascontiguousarray(np.broadcast_to(stated, (len(group.planes), len(group.heads))))
+    return np.broadcast_to(stated, (len(group.planes), len(group.heads)))
 
 
 def _steps(plane: Plane, dtype: DType) -> Steps:

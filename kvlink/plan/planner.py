@@ -17,7 +17,7 @@ import numpy as np
 
 from kvlink import limits
 from kvlink.errors import LayoutError
-from kvlink.layout import CacheSpec, Group, GroupShare, IndexedBy, aliases, touched_blocks
+from kvlink.layout import Alias, CacheSpec, Group, GroupShare, IndexedBy, aliases, touched_blocks
 from kvlink.plan.copyplan import CopyPlan, Segment
 from kvlink.plan.families import Steps, families_of, stretches_of
 from kvlink.plan.match import GroupPair, check_agreement, find_group
@@ -52,8 +52,7 @@ class LegPlanner:
         self.source, self.target = source, target
         self.groups = tuple(leg_groups)
         self._legs = [_GroupLeg(source, target, share) for share in leg_groups]
-        written = {leg.target_index for leg in self._legs}
-        self._aliases = [alias for alias in aliases(target) if written.issuperset(alias.groups)]
+        self._aliases: list[Alias] | None = None
 
     @property
     def conversions(self) -> tuple[str, ...]:
@@ -100,7 +99,7 @@ class LegPlanner:
             for nbytes, segment in found.segments():
                 total += nbytes
                 segments.append(segment)
-        if self._aliases and target_blocks is not None:
+        if target_blocks is not None and len(written) > 1:
             self._check_aliases(written)
         if total > limits.MAX_TRANSFER_BYTES:
             raise LayoutError(f"plan moves {total} bytes, over the bound of {limits.MAX_TRANSFER_BYTES}; split it")
@@ -120,6 +119,9 @@ class LegPlanner:
         return starts
 
     def _check_aliases(self, written: dict[int, NDArray[np.int64]]) -> None:
+        # Of its own cache only does a side look for shared memory: the search is not bounded by a peer's good will.
+        if self._aliases is None:
+            self._aliases = [alias for alias in aliases(self.target) if written.keys() >= set(alias.groups)]
         for alias in self._aliases:
             one, other = alias.groups
             shared = alias.shared(written[one], written[other])
