@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvlink.descriptor import Facts, KVDescriptor
     from kvlink.errors import KVLinkError
     from kvlink.layout import CacheSpec, DType, Group, Identity, Place, Plane, PlaneKind, Rope
-    from kvlink.link import CloseReport, Link, Part, Result, State, Stats, open_link
+    from kvlink.link import CloseReport, Link, Part, Reservation, Result, State, Stats, open_link
     from kvlink.memory import Caches, PlaneKey, Span
     from kvlink.wire import Claim, Offer, Roster, Ticket, request_key
 
@@ -33,7 +33,7 @@ _HOMES = {
     "descriptor": ("Facts", "KVDescriptor"),
     "errors": ("KVLinkError",),
     "layout": ("CacheSpec", "DType", "Group", "Identity", "Place", "Plane", "PlaneKind", "Rope"),
-    "link": ("CloseReport", "Link", "Part", "Result", "State", "Stats", "open_link"),
+    "link": ("CloseReport", "Link", "Part", "Reservation", "Result", "State", "Stats", "open_link"),
     "memory": ("Caches", "PlaneKey", "Span"),
     "wire": ("Claim", "Offer", "Roster", "Ticket", "request_key"),
 }
@@ -59,6 +59,7 @@ __all__ = [
     "Plane",
     "PlaneKey",
     "PlaneKind",
+    "Reservation",
     "Result",
     "Rope",
     "Roster",

@@ -22,10 +22,11 @@ from kvlink.limits import (
     BRIDGE_ANSWER_SECONDS,
     BRIDGE_CLOSE_MARGIN_SECONDS,
     BRIDGE_TURNS,
+    CLAIM_TTL_SECONDS,
     CLOSE_TIMEOUT_SECONDS,
     MAX_TOKENS_PER_REQUEST,
 )
-from kvlink.link import CloseReport, Part, Result, State, Stats
+from kvlink.link import CloseReport, Part, Reservation, Result, State, Stats
 from kvlink.link.driver import Driver, open_driver
 from kvlink.link.part import LivePart
 from kvlink.memory import Caches
@@ -152,6 +153,34 @@ class Bridge:
             lambda driver, part: driver.expect(ticket, source, into, part, deadline_seconds=deadline_seconds),
             LivePart(ticket.key, ticket=ticket),
         )
+
+    def lend(self, blocks: Sequence[Sequence[int]]) -> None:
+        """Target without an allocator of its own: KVLink may give these out; waits for the loop. See `kvlink.Link`."""
+        self._ask(lambda driver: driver.lend(blocks))
+
+    def reserve(  # noqa: PLR0913 - what a request can say of itself
+        self,
+        key: str,
+        *,
+        tokens: int,
+        growth_tokens: int = 0,
+        facts: Facts | None = None,
+        deadline_seconds: float | None = None,
+        wait_seconds: float = 0.0,
+        ttl_seconds: float = CLAIM_TTL_SECONDS,
+    ) -> Reservation:
+        """Target: room among the lent blocks; blocks for ``wait_seconds`` at most. See `kvlink.Link.reserve`."""
+        driver = self._open_driver()
+        waiting = driver.reserve(
+            key,
+            tokens=tokens,
+            growth_tokens=growth_tokens,
+            facts=facts or Facts(),
+            deadline_seconds=deadline_seconds,
+            wait_seconds=wait_seconds,
+            ttl_seconds=ttl_seconds,
+        )
+        return self._run(waiting, wait_seconds + BRIDGE_ANSWER_SECONDS)
 
     def renew(self, offers: Iterable[Offer]) -> None:
         """Target: these offers are queued here and not yet fetched; keep their source blocks."""

@@ -21,6 +21,7 @@
     │   └── PeerIncompatibleError its UCX or transports cannot work with ours
     └── TransferError             about one request
         ├── BusyError             no room now; carries ``retry_after_seconds``
+        ├── TooLargeError         it can never fit; refused at once
         ├── ConflictError         same request id, different content
         ├── UnknownRequestError   nobody knows this key (any more)
         ├── DeclinedError         the other side declined it
@@ -211,14 +212,26 @@ class TransferError(KVLinkError):
 
 
 class BusyError(TransferError):
-    """No room now. Attributes: ``retry_after_seconds``, the other side's hint."""
+    """No room now.
+
+    Attributes:
+        retry_after_seconds: the hint of whoever has no room.
+        free_blocks: what is free there, one number a group, where it says so.
+    """
 
     code = "busy"
     default_retryable = True
+    free_blocks: tuple[int, ...] = ()
 
     def __init__(self, message: str, *, retry_after_seconds: float = 0.0, **where: str | None) -> None:
         super().__init__(message, request_id=where.get("request_id"), peer=where.get("peer"), stage=where.get("stage"))
         self.retry_after_seconds = retry_after_seconds
+
+
+class TooLargeError(TransferError):
+    """More is asked for than there is, however long one waits."""
+
+    code = "too_large"
 
 
 class ConflictError(TransferError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from kvlink.layout import alias_classes
 from kvlink.link.listener import Listener
 from kvlink.link.pump import Pump
 from kvlink.link.rank import LocalRank, register_all
+from kvlink.link.room import Reservation, RoomKeeper, RoomStats
 from kvlink.link.source_half import SourceHalf
 from kvlink.link.target_half import TargetHalf
 from kvlink.link.tasks import TaskSet
@@ -50,6 +52,7 @@ class Stats:
         parts_live: parts that have not ended.
         sessions: peers connected, in both directions.
         refused: connections that the listener turned away, by reason.
+        room: capacity of the blocks lent to KVLink.
     """
 
     memory: MemoryStats
@@ -57,6 +60,7 @@ class Stats:
     parts_live: int
     sessions: int
     refused: Mapping[str, int]
+    room: RoomStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +90,9 @@ class Driver:
         self._report: CloseReport | None = None
         self._parts: dict[int, LivePart] = {}
         self._counters = Counters()
-        self._blocks = BlockLedger(alias_classes(rank.caches.spec))
+        classes = alias_classes(rank.caches.spec)
+        self._blocks = BlockLedger(classes)
+        self._room = RoomKeeper(rank.caches.spec, classes, self._counters)
         self.target = TargetHalf(rank, tasks, self._blocks, self._counters, timing)
         self.source = SourceHalf(rank, tasks, self._blocks, self._counters, timing)
 
@@ -126,6 +132,7 @@ class Driver:
             parts_live=self.source.live + self.target.live,
             sessions=len(self.source.sessions) + len(self.target.sessions),
             refused=dict(self._listener.refused),
+            room=self._room.stats,
         )
 
     # --- verbs ------------------------------------------------------------------------------------------------------
@@ -156,6 +163,7 @@ class Driver:
         """See `kvlink.Link.start_fetch`."""
         self._check_open()
         _check_deadline(deadline_seconds)
+        self._room.check(offer.key, into)
         self.target.fetch(
             offer,
             into,
@@ -166,6 +174,7 @@ class Driver:
             part=part,
         )
         self._track(part)
+        self._room.used_by(part)
 
     def expect(
         self,
@@ -179,8 +188,38 @@ class Driver:
         """See `kvlink.Link.expect`."""
         self._check_open()
         _check_deadline(deadline_seconds)
+        self._room.check(ticket.key, into)
         self.target.expect(ticket, source, into, deadline_seconds=deadline_seconds, part=part)
         self._track(part)
+        self._room.used_by(part)
+
+    def lend(self, blocks: Sequence[Sequence[int]]) -> None:
+        """See `kvlink.Link.lend`."""
+        self._check_open()
+        self._room.lend(blocks)
+
+    async def reserve(  # noqa: PLR0913 - what a request can say of itself
+        self,
+        key: str,
+        *,
+        tokens: int,
+        growth_tokens: int,
+        facts: Facts,
+        deadline_seconds: float | None,
+        wait_seconds: float,
+        ttl_seconds: float,
+    ) -> Reservation:
+        """See `kvlink.Link.reserve`."""
+        self._check_open()
+        return await self._room.reserve(
+            key,
+            tokens=tokens,
+            growth_tokens=growth_tokens,
+            facts=facts,
+            deadline_seconds=math.inf if deadline_seconds is None else deadline_seconds,
+            wait_seconds=wait_seconds,
+            ttl_seconds=ttl_seconds,
+        )
 
     def renew(self, offers: Iterable[Offer]) -> None:
         """See `kvlink.Link.renew`."""
@@ -196,6 +235,8 @@ class Driver:
         """See `kvlink.Link.release`."""
         self._check_process()
         self.target.release(key)
+        if self._blocks.state_of(key) is None:
+            self._room.give_back(key)
 
     def cancel(self, part: Part, why: str) -> None:
         """See `kvlink.Link.cancel`."""
@@ -224,6 +265,7 @@ class Driver:
             cut = tuple(part.key for part in live if not part.state.ended)
             if not await self.quiesce(live, limits.CLOSE_TIMEOUT_SECONDS):
                 _log.warning("some cut-offs did not complete before the transports were closed")
+        self._room.close("the link is closing")
         await self.target.sessions.close("the link is closing")
         await self.source.sessions.close("the link is closing")
         await self._tasks.close()

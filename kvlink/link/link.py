@@ -11,6 +11,7 @@ from kvlink import limits
 from kvlink.descriptor import Facts
 from kvlink.link.driver import CloseReport, Driver, Stats, open_driver
 from kvlink.link.part import LivePart, Part, Result
+from kvlink.link.room import Reservation
 
 if TYPE_CHECKING:
     from kvlink.config import Config
@@ -195,6 +196,62 @@ class Link:
         self._driver.expect(ticket, source, into, part, deadline_seconds=deadline_seconds)
         return part
 
+    def lend(self, blocks: Sequence[Sequence[int]]) -> None:
+        """Target without an allocator of its own: these blocks are KVLink's to give out with `reserve`.
+
+        Args:
+            blocks: this rank's block ids, one list a group; a block that groups share is lent once. They stay lent
+                until the link is closed or paused. Lend on one rank of an engine, which decides for its siblings.
+
+        Raises:
+            LayoutError: a block is not of this cache, or lent already; nothing was lent.
+        """
+        self._driver.lend(blocks)
+
+    async def reserve(  # noqa: PLR0913 - what a request can say of itself
+        self,
+        key: str,
+        *,
+        tokens: int,
+        growth_tokens: int = 0,
+        facts: Facts | None = None,
+        deadline_seconds: float | None = None,
+        wait_seconds: float = 0.0,
+        ttl_seconds: float = limits.CLAIM_TTL_SECONDS,
+    ) -> Reservation:
+        """Target: room among the lent blocks for a whole request, before its prefill is spent; all of it or nothing.
+
+        The reservation ends when a part that used its blocks fails, when the key is released, or by itself if nobody
+        uses it within ``ttl_seconds``. Verbs that are given blocks of the engine's own never come by here.
+
+        Args:
+            key: the request's; the verb that uses the blocks has the same.
+            tokens: positions of the prompt.
+            growth_tokens: positions that decode is expected to add.
+            facts: ``tenant`` and ``priority`` decide who goes first: tenants below their fair share before others, then
+                priority, then deadline, then arrival.
+            deadline_seconds: when the room would be of no use any more.
+            wait_seconds: how long to wait in the queue; 0 answers at once.
+            ttl_seconds: how long an unused reservation lasts.
+
+        Cancelling the wait leaves the queue, and gives back what had just been given.
+
+        Raises:
+            TooLargeError: it can never fit; at once.
+            BusyError: no room in the time given, or the queue is full; with a hint and what is free.
+            ConflictError: the key has room, or waits for it, already.
+            ConfigError: no tokens, or too many.
+        """
+        return await self._driver.reserve(
+            key,
+            tokens=tokens,
+            growth_tokens=growth_tokens,
+            facts=facts or Facts(),
+            deadline_seconds=deadline_seconds,
+            wait_seconds=wait_seconds,
+            ttl_seconds=ttl_seconds,
+        )
+
     def renew(self, offers: Iterable[Offer]) -> None:
         """Target: these offers are queued here and not yet fetched; their sources keep the blocks a while longer."""
         self._driver.renew(offers)
@@ -204,7 +261,10 @@ class Link:
         self._driver.decline(offer, why)
 
     def release(self, key: str) -> None:
-        """Target: the engine is done with an installed request's blocks; its recorded outcome ends. Idempotent."""
+        """Target: the engine is done with a request's blocks: its recorded outcome and its reservation end. Idempotent.
+
+        While the request is live it changes nothing; `cancel` it first.
+        """
         self._driver.release(key)
 
     # --- both ---------------------------------------------------------------------------------------------------------
