@@ -23,11 +23,28 @@ except ImportError as error:
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["PlanLike", "SegmentLike", "native_plan"]
+__all__ = ["ConversionLike", "PlanLike", "SegmentLike", "native_plan"]
+
+ConversionTables = tuple[str, str, "NDArray[np.float32] | None", "NDArray[np.float32] | None", int, int]
+
+
+class ConversionLike(Protocol):
+    """The shape of `kvlink.plan.Conversion`, which lies above this package and is not imported."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def target(self) -> str: ...
+    @property
+    def source_scales(self) -> NDArray[np.float32] | None: ...
+    @property
+    def target_scales(self) -> NDArray[np.float32] | None: ...
+    @property
+    def scale_dim(self) -> int: ...
 
 
 class SegmentLike(Protocol):
-    """The shape of `kvlink.plan.Segment`, which lies above this package and is not imported."""
+    """The shape of `kvlink.plan.Segment`, likewise."""
 
     @property
     def bases(self) -> NDArray[np.int64]: ...
@@ -37,6 +54,8 @@ class SegmentLike(Protocol):
     def nest(self) -> Sequence[tuple[int, int, int]]: ...
     @property
     def run_bytes(self) -> int: ...
+    @property
+    def convert(self) -> ConversionLike | None: ...
 
 
 class PlanLike(Protocol):
@@ -60,9 +79,24 @@ def native_plan(plan: PlanLike) -> _kvlink.Plan:
                     np.ascontiguousarray(segment.pieces, np.int64),
                     np.array(segment.nest, np.int64).reshape(-1, 3),
                     segment.run_bytes,
+                    None if segment.convert is None else _conversion_tables(segment.convert, segment.nest),
                 )
                 for segment in plan.segments
             ]
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise LayoutError(f"not a plan the native core can walk: {error}") from error
+
+
+def _conversion_tables(convert: ConversionLike, nest: Sequence[tuple[int, int, int]]) -> ConversionTables:
+    """Scales as the kernels multiply by them: those of the target inverted, once, in float32."""
+    source_scales, target_scales, factors = convert.source_scales, convert.target_scales, None
+    if source_scales is not None:
+        source_scales = np.ascontiguousarray(source_scales, np.float32)
+    if target_scales is not None:
+        with np.errstate(divide="ignore", over="ignore"):
+            factors = np.ascontiguousarray(np.float32(1) / target_scales.astype(np.float32))
+        if not np.isfinite(factors).all():
+            raise ValueError("a target scale has no float32 inverse")
+    columns = 1 if convert.scale_dim < 0 else nest[convert.scale_dim][0]
+    return str(convert.source), str(convert.target), source_scales, factors, columns, convert.scale_dim

@@ -19,6 +19,11 @@ MAX_TRANSFER_BYTES: int = 17592186044416
 
 MAX_REGIONS: int = 4096
 
+def element_types() -> list[tuple[str, int, str]]:
+    """
+    What a plan may convert: name, bytes, and the type's name in the kernels' sources.
+    """
+
 class Plan:
     """
     A validated copy plan, walked in wire order. Immutable; any thread may use it.
@@ -32,18 +37,37 @@ class Plan:
                 Annotated[NDArray[numpy.int64], dict(shape=(None, 2), order="C", device="cpu", writable=False)],
                 Annotated[NDArray[numpy.int64], dict(shape=(None, 3), order="C", device="cpu", writable=False)],
                 int,
+                tuple[
+                    str,
+                    str,
+                    Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+                    | None,
+                    Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+                    | None,
+                    int,
+                    int,
+                ]
+                | None,
             ]
         ],
     ) -> None:
         """
-        Each segment is (bases [P, 4], pieces [N, 2], nest [K, 3], run_bytes), tables of int64.
+        Each segment is (bases [P, 4], pieces [N, 2], nest [K, 3], run_bytes, conversion or None), tables of
+        int64. A conversion is (source element, target element, source scales [P, S] or None, target factors
+        [P, S] or None, S, index into nest of the dimension that walks S or -1), scales of float32.
 
         Raises:
             ValueError: a term is out of its bounds; the message names the segment.
         """
 
     @property
-    def total_bytes(self) -> int: ...
+    def total_bytes(self) -> int:
+        """Of the wire, which carries the source's elements."""
+
+    @property
+    def converts(self) -> bool:
+        """Whether elements change type; the target then has no digests."""
+
     def check_bounds(self, side: int, region_lengths: Sequence[int]) -> None:
         """
         Raises:
@@ -88,19 +112,79 @@ def digest_leaves(
 def digest_root(leaves: bytes) -> int:
     """Root digest over all leaf digests, in order."""
 
+def move_variants() -> list[str]:
+    """
+    Instruction sets this CPU can move and convert with, fastest (the default) first.
+    """
+
 def move(
     plan: Plan,
     source_regions: Sequence[tuple[int, int]],
     target_regions: Sequence[tuple[int, int]],
     begin: int = 0,
     end: int | None = None,
+    threads: int = 1,
+    variant: str | None = None,
 ) -> None:
     """
-    Copy wire bytes [begin, end) between this process's regions, (address, length) each. No run may overlap its
-    own target.
+    Move, and convert where the plan says so, wire bytes [begin, end) between this process's regions,
+    (address, length) each. No run may overlap its own target. An element that the range cuts belongs to the
+    range that has its first byte.
 
     Raises:
-        ValueError: the plan leaves a region, or the range the plan; nothing was copied.
+        ValueError: the plan leaves a region, or the range the plan; nothing was moved.
+    """
+
+def move_and_digest(
+    plan: Plan,
+    source_regions: Sequence[tuple[int, int]],
+    target_regions: Sequence[tuple[int, int]],
+    first_leaf: int = 0,
+    count: int | None = None,
+    threads: int = 1,
+    variant: str | None = None,
+) -> bytes:
+    """
+    `move` of whole leaves, and the digests of their wire bytes, 8 little-endian bytes each.
+
+    Raises:
+        ValueError: the plan leaves a region, or the leaves are outside the plan; nothing was moved.
+    """
+
+JOB_BYTES: int = 360
+
+class PartJobs:
+    """
+    One segment of a plan as jobs of the kernels, with their tables as bytes.
+    """
+
+    @property
+    def bases(self) -> bytes: ...
+    @property
+    def pieces(self) -> bytes: ...
+    @property
+    def source_scales(self) -> bytes: ...
+    @property
+    def target_factors(self) -> bytes: ...
+    def place(self, bases: int, pieces: int, source_scales: int, target_factors: int) -> bytes:
+        """
+        The jobs' structs, JOB_BYTES each, for tables at these addresses; 0 for a table that is empty.
+        """
+
+def kernel_jobs(
+    plan: Plan,
+    source_addresses: Sequence[int],
+    target_addresses: Sequence[int],
+    digest: bool = False,
+    max_items: int = 2147483647,
+    elements: int | None = None,
+) -> list[tuple[int, PartJobs]]:
+    """
+    For each segment: elements of an item, and the jobs. Addresses are of regions; the caller has checked bounds.
+    `elements` may be given if it divides what would be chosen, so that segments are digested together.
+
+    Raises:
+        ValueError: elements are not at multiples of their size.
     """
 
 def completion_kinds() -> dict[str, int]:

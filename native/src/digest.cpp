@@ -8,6 +8,7 @@
 #include <string>
 
 #include "hash_kernel.hpp"
+#include "isa.hpp"
 
 namespace kvlink {
 
@@ -21,25 +22,24 @@ std::span<const HashVariant> hash_variants() {
 #endif
       {"baseline", xxh3_64_baseline},
   };
-  static const std::size_t skip = [] {
-#if defined(__x86_64__)
-    __builtin_cpu_init();  // idempotent; these ask the operating system's consent too
-    if (__builtin_cpu_supports("avx512f")) return 0;
-    if (__builtin_cpu_supports("avx2")) return 1;
-    return 2;
-#else
-    return 0;
-#endif
-  }();
+  static const std::size_t skip = isas_beyond_this_cpu();
   return std::span(all).subspan(skip);
+}
+
+void check_leaves(const Plan& plan, std::int64_t first, std::int64_t count) {
+  const std::int64_t all = leaf_count(plan.total_bytes());
+  if (first < 0 || first > all - count) {
+    throw std::invalid_argument("leaves [" + std::to_string(first) + ", " + std::to_string(first + count) +
+                                ") are outside the plan's " + std::to_string(all));
+  }
 }
 
 void digest_leaves(const Plan& plan, Side side, std::span<const std::byte* const> regions, std::int64_t first,
                    std::span<std::uint64_t> leaves, const HashVariant& variant) {
   const auto count = static_cast<std::int64_t>(leaves.size());
-  if (first < 0 || first > leaf_count(plan.total_bytes()) - count) {
-    throw std::invalid_argument("leaves [" + std::to_string(first) + ", " + std::to_string(first + count) +
-                                ") are outside the plan's " + std::to_string(leaf_count(plan.total_bytes())));
+  check_leaves(plan, first, count);
+  if (side == Side::target && plan.converts()) {
+    throw std::invalid_argument("the target of a plan that converts does not hold its wire bytes; digest the source");
   }
   if (count == 0) return;
   const std::int64_t begin = first * kLeafBytes;

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "digest.hpp"
+#include "kernel_jobs.hpp"
 #include "move.hpp"
 #include "plan.hpp"
 #include "ucx_engine.hpp"
@@ -38,7 +39,11 @@ template <ssize_t Columns>
 using Table = nb::ndarray<const std::int64_t, nb::shape<-1, Columns>, nb::c_contig, nb::device::cpu>;
 using RunTable = nb::ndarray<nb::numpy, std::int64_t, nb::shape<-1, 5>>;
 using Buffer = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using SegmentTables = std::tuple<Table<4>, Table<2>, Table<3>, std::int64_t>;
+using Scales = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+// Source and target element, scales of the source, factors of the target, columns, the nest's dimension that walks them.
+using ConversionTables =
+    std::tuple<std::string, std::string, std::optional<Scales>, std::optional<Scales>, std::int64_t, int>;
+using SegmentTables = std::tuple<Table<4>, Table<2>, Table<3>, std::int64_t, std::optional<ConversionTables>>;
 using Regions = std::vector<std::pair<std::uintptr_t, std::int64_t>>;  // address, length
 
 // Rows of a table as structs of the same int64 fields.
@@ -48,6 +53,25 @@ std::vector<Row> rows_of(const Table<Columns>& table) {
   std::vector<Row> rows(table.shape(0));
   if (!rows.empty()) std::memcpy(rows.data(), table.data(), rows.size() * sizeof(Row));
   return rows;
+}
+
+Element element_of(const std::string& name) {
+  for (std::size_t i = 0; i < kElements.size(); ++i) {
+    if (name == kElements[i].name) return static_cast<Element>(i);
+  }
+  throw std::invalid_argument("no element type '" + name + "'");
+}
+
+std::vector<float> scales_of(const std::optional<Scales>& scales) {
+  if (!scales) return {};
+  return {scales->data(), scales->data() + scales->size()};
+}
+
+std::optional<Conversion> conversion_of(const std::optional<ConversionTables>& tables) {
+  if (!tables) return std::nullopt;
+  const auto& [source, target, source_scales, target_factors, columns, scale_dim] = *tables;
+  return Conversion{element_of(source), element_of(target), scales_of(source_scales), scales_of(target_factors),
+                    columns,            scale_dim};
 }
 
 Side side_of(int side) {
@@ -73,8 +97,9 @@ std::vector<Byte*> checked_regions(const Plan& plan, Side side, const Regions& r
 void init_plan(Plan* self, const std::vector<SegmentTables>& tables) {
   std::vector<Segment> segments;
   segments.reserve(tables.size());
-  for (const auto& [bases, pieces, nest, run_bytes] : tables) {
-    segments.push_back({rows_of<Base>(bases), rows_of<Piece>(pieces), rows_of<Dim>(nest), run_bytes});
+  for (const auto& [bases, pieces, nest, run_bytes, convert] : tables) {
+    segments.push_back(
+        {rows_of<Base>(bases), rows_of<Piece>(pieces), rows_of<Dim>(nest), run_bytes, conversion_of(convert)});
   }
   nb::gil_scoped_release release;
   new (self) Plan(std::move(segments));
@@ -105,12 +130,23 @@ void bind_plan(nb::module_& m) {
   m.attr("MAX_OFFSET_BYTES") = kMaxOffsetBytes;
   m.attr("MAX_TRANSFER_BYTES") = kMaxTransferBytes;
   m.attr("MAX_REGIONS") = kMaxRegions;
+  m.def(
+      "element_types",
+      [] {
+        std::vector<std::tuple<std::string, std::int64_t, std::string>> types;
+        for (const ElementFacts& facts : kElements) types.emplace_back(facts.name, facts.bytes, facts.kernel_type);
+        return types;
+      },
+      "What a plan may convert: name, bytes, and the type's name in the kernels' sources.");
 
   nb::class_<Plan>(m, "Plan", "A validated copy plan, walked in wire order. Immutable; any thread may use it.")
       .def("__init__", &init_plan, "segments"_a,
-           "Each segment is (bases [P, 4], pieces [N, 2], nest [K, 3], run_bytes), tables of int64.\n\n"
+           "Each segment is (bases [P, 4], pieces [N, 2], nest [K, 3], run_bytes, conversion or None), tables of\n"
+           "int64. A conversion is (source element, target element, source scales [P, S] or None, target factors\n"
+           "[P, S] or None, S, index into nest of the dimension that walks S or -1), scales of float32.\n\n"
            "Raises:\n    ValueError: a term is out of its bounds; the message names the segment.")
-      .def_prop_ro("total_bytes", &Plan::total_bytes)
+      .def_prop_ro("total_bytes", &Plan::total_bytes, "Of the wire, which carries the source's elements.")
+      .def_prop_ro("converts", &Plan::converts, "Whether elements change type; the target then has no digests.")
       .def(
           "check_bounds",
           [](const Plan& plan, int side, const std::vector<std::int64_t>& region_lengths) {
@@ -127,28 +163,42 @@ void bind_plan(nb::module_& m) {
 
 // --- digest and move ------------------------------------------------------------------------------------------------
 
-const HashVariant& variant_of(const std::optional<std::string>& name) {
-  if (!name) return hash_variants().front();
-  for (const HashVariant& variant : hash_variants()) {
+template <class Variant>
+const Variant& named(std::span<const Variant> variants, const char* kind, const std::optional<std::string>& name) {
+  if (!name) return variants.front();
+  for (const Variant& variant : variants) {
     if (*name == variant.name) return variant;
   }
-  throw std::invalid_argument("this CPU has no hash variant '" + *name + "'");
+  throw std::invalid_argument("this CPU has no " + std::string(kind) + " variant '" + *name + "'");
 }
+
+template <class Variant>
+std::vector<std::string> names_of(std::span<const Variant> variants) {
+  std::vector<std::string> names;
+  for (const Variant& variant : variants) names.emplace_back(variant.name);
+  return names;
+}
+
+const HashVariant& variant_of(const std::optional<std::string>& name) { return named(hash_variants(), "hash", name); }
 
 nb::bytes leaves_as_bytes(const std::vector<std::uint64_t>& leaves) {
   return nb::bytes(reinterpret_cast<const char*>(leaves.data()), leaves.size() * sizeof(std::uint64_t));
+}
+
+// How many leaves a call is about. Bounded before it sizes an allocation; the core checks the range itself.
+std::size_t leaves_asked(const Plan& plan, std::int64_t first_leaf, std::optional<std::int64_t> count) {
+  const std::int64_t all = leaf_count(plan.total_bytes());
+  if (first_leaf < 0 || first_leaf > all || (count && (*count < 0 || *count > all))) {
+    throw std::invalid_argument("first_leaf or count is outside the plan's " + std::to_string(all) + " leaves");
+  }
+  return static_cast<std::size_t>(count.value_or(all - first_leaf));
 }
 
 nb::bytes py_digest_leaves(const Plan& plan, int side, const Regions& regions, std::int64_t first_leaf,
                            std::optional<std::int64_t> count, const std::optional<std::string>& variant_name) {
   const HashVariant& variant = variant_of(variant_name);
   const auto bases = checked_regions<const std::byte>(plan, side_of(side), regions);
-  const std::int64_t all = leaf_count(plan.total_bytes());
-  // Bounded before it sizes an allocation; digest_leaves checks the range itself.
-  if (first_leaf < 0 || first_leaf > all || (count && (*count < 0 || *count > all))) {
-    throw std::invalid_argument("first_leaf or count is outside the plan's " + std::to_string(all) + " leaves");
-  }
-  std::vector<std::uint64_t> leaves(static_cast<std::size_t>(count.value_or(all - first_leaf)));
+  std::vector<std::uint64_t> leaves(leaves_asked(plan, first_leaf, count));
   {
     nb::gil_scoped_release release;
     digest_leaves(plan, side_of(side), bases, first_leaf, leaves, variant);
@@ -159,12 +209,7 @@ nb::bytes py_digest_leaves(const Plan& plan, int side, const Regions& regions, s
 void bind_digest(nb::module_& m) {
   m.attr("LEAF_BYTES") = kLeafBytes;
   m.def(
-      "hash_variants",
-      [] {
-        std::vector<std::string> names;
-        for (const HashVariant& variant : hash_variants()) names.emplace_back(variant.name);
-        return names;
-      },
+      "hash_variants", [] { return names_of(hash_variants()); },
       "Instruction sets this CPU can hash with, fastest (the default) first.");
   m.def(
       "xxh3_64",
@@ -193,20 +238,89 @@ void bind_digest(nb::module_& m) {
       "leaves"_a, "Root digest over all leaf digests, in order.");
 }
 
+MoveOptions move_options(int threads, const std::optional<std::string>& variant) {
+  if (threads < 1) throw std::invalid_argument("threads must be positive");
+  return {.threads = threads, .variant = named(move_variants(), "move", variant)};
+}
+
+void py_move(const Plan& plan, const Regions& source_regions, const Regions& target_regions, std::int64_t begin,
+             std::optional<std::int64_t> end, int threads, const std::optional<std::string>& variant) {
+  const auto sources = checked_regions<const std::byte>(plan, Side::source, source_regions);
+  const auto targets = checked_regions<std::byte>(plan, Side::target, target_regions);
+  const MoveOptions options = move_options(threads, variant);
+  nb::gil_scoped_release release;
+  move_range(plan, sources, targets, begin, end.value_or(plan.total_bytes()), options);
+}
+
+nb::bytes py_move_and_digest(const Plan& plan, const Regions& source_regions, const Regions& target_regions,
+                             std::int64_t first_leaf, std::optional<std::int64_t> count, int threads,
+                             const std::optional<std::string>& variant) {
+  const auto sources = checked_regions<const std::byte>(plan, Side::source, source_regions);
+  const auto targets = checked_regions<std::byte>(plan, Side::target, target_regions);
+  const MoveOptions options = move_options(threads, variant);
+  std::vector<std::uint64_t> leaves(leaves_asked(plan, first_leaf, count));
+  {
+    nb::gil_scoped_release release;
+    move_and_digest(plan, sources, targets, first_leaf, leaves, options);
+  }
+  return leaves_as_bytes(leaves);
+}
+
 void bind_move(nb::module_& m) {
   m.def(
-      "move",
-      [](const Plan& plan, const Regions& source_regions, const Regions& target_regions, std::int64_t begin,
-         std::optional<std::int64_t> end) {
-        const auto sources = checked_regions<const std::byte>(plan, Side::source, source_regions);
-        const auto targets = checked_regions<std::byte>(plan, Side::target, target_regions);
-        nb::gil_scoped_release release;
-        copy_range(plan, sources, targets, begin, end.value_or(plan.total_bytes()));
+      "move_variants", [] { return names_of(move_variants()); },
+      "Instruction sets this CPU can move and convert with, fastest (the default) first.");
+  m.def("move", &py_move, "plan"_a, "source_regions"_a, "target_regions"_a, "begin"_a = 0, "end"_a = nb::none(),
+        "threads"_a = 1, "variant"_a = nb::none(),
+        "Move, and convert where the plan says so, wire bytes [begin, end) between this process's regions,\n"
+        "(address, length) each. No run may overlap its own target. An element that the range cuts belongs to the\n"
+        "range that has its first byte.\n\n"
+        "Raises:\n    ValueError: the plan leaves a region, or the range the plan; nothing was moved.");
+  m.def("move_and_digest", &py_move_and_digest, "plan"_a, "source_regions"_a, "target_regions"_a, "first_leaf"_a = 0,
+        "count"_a = nb::none(), "threads"_a = 1, "variant"_a = nb::none(),
+        "`move` of whole leaves, and the digests of their wire bytes, 8 little-endian bytes each.\n\n"
+        "Raises:\n    ValueError: the plan leaves a region, or the leaves are outside the plan; nothing was moved.");
+}
+
+// --- kernels' jobs --------------------------------------------------------------------------------------------------
+
+template <class Row>
+nb::bytes table_bytes(const std::vector<Row>& rows) {
+  return nb::bytes(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(Row));
+}
+
+nb::bytes place_jobs(PartJobs& part, std::uintptr_t bases, std::uintptr_t pieces, std::uintptr_t source_scales,
+                     std::uintptr_t target_factors) {
+  part.place({reinterpret_cast<const kernels::Pair*>(bases), reinterpret_cast<const kernels::Pair*>(pieces),
+              reinterpret_cast<const float*>(source_scales), reinterpret_cast<const float*>(target_factors)});
+  return table_bytes(part.jobs);
+}
+
+void bind_kernel_jobs(nb::module_& m) {
+  m.attr("JOB_BYTES") = sizeof(kernels::Job);
+  nb::class_<PartJobs>(m, "PartJobs", "One segment of a plan as jobs of the kernels, with their tables as bytes.")
+      .def_prop_ro("bases", [](const PartJobs& part) { return table_bytes(part.bases); })
+      .def_prop_ro("pieces", [](const PartJobs& part) { return table_bytes(part.pieces); })
+      .def_prop_ro("source_scales", [](const PartJobs& part) { return table_bytes(part.source_scales); })
+      .def_prop_ro("target_factors", [](const PartJobs& part) { return table_bytes(part.target_factors); })
+      .def("place", &place_jobs, "bases"_a, "pieces"_a, "source_scales"_a, "target_factors"_a,
+           "The jobs' structs, JOB_BYTES each, for tables at these addresses; 0 for a table that is empty.");
+  m.def(
+      "kernel_jobs",
+      [](const Plan& plan, const std::vector<std::int64_t>& sources, const std::vector<std::int64_t>& targets,
+         bool digest, std::int64_t max_items, std::optional<int> width) {
+        std::vector<std::pair<int, PartJobs>> parts;
+        for (std::size_t part = 0; part < plan.parts().size(); ++part) {
+          const int elements = width.value_or(item_elements(plan, part, sources, targets, digest));
+          parts.emplace_back(elements, part_jobs(plan, part, sources, targets, elements, max_items));
+        }
+        return parts;
       },
-      "plan"_a, "source_regions"_a, "target_regions"_a, "begin"_a = 0, "end"_a = nb::none(),
-      "Copy wire bytes [begin, end) between this process's regions, (address, length) each. No run may overlap its\n"
-      "own target.\n\n"
-      "Raises:\n    ValueError: the plan leaves a region, or the range the plan; nothing was copied.");
+      "plan"_a, "source_addresses"_a, "target_addresses"_a, "digest"_a = false,
+      "max_items"_a = kernels::kMaxItems - 1, "elements"_a = nb::none(),
+      "For each segment: elements of an item, and the jobs. Addresses are of regions; the caller has checked bounds.\n"
+      "`elements` may be given if it divides what would be chosen, so that segments are digested together.\n"
+      "\nRaises:\n    ValueError: elements are not at multiples of their size.");
 }
 
 // --- engines ------------------------------------------------------------------------------------------------------------
@@ -256,6 +370,7 @@ EngineLimits limits_of(const LimitSeconds& seconds, std::size_t max_reads) {
 std::uint64_t engine_read(Engine& engine, const std::string& peer, AttemptId attempt, const Plan& plan,
                           bool integrity, std::uint32_t chunk_leaves, std::uint32_t max_rereads) {
   if (chunk_leaves == 0) throw std::invalid_argument("chunk_leaves must be positive");
+  if (plan.converts()) throw std::invalid_argument("gets cannot convert; read a plan that copies");
   nb::gil_scoped_release release;
   return engine.read({.peer = peer, .attempt = attempt, .plan = copy_of(plan), .integrity = integrity,
                       .chunk_leaves = chunk_leaves, .max_rereads = max_rereads});
@@ -403,6 +518,7 @@ NB_MODULE(_kvlink, m) {
   kvlink::bind_plan(m);
   kvlink::bind_digest(m);
   kvlink::bind_move(m);
+  kvlink::bind_kernel_jobs(m);
   kvlink::bind_engine(m);
   kvlink::bind_ucx(m);
   kvlink::bind_probe(m);

@@ -28,6 +28,29 @@ std::int64_t bounded_product(std::size_t segment, std::int64_t a, std::int64_t b
   return product;
 }
 
+void check_conversion(std::size_t index, const Segment& segment) {
+  const Conversion& convert = *segment.convert;
+  const std::int64_t bytes = convert.source_bytes();
+  if (segment.run_bytes % bytes != 0) {
+    refuse(index, "run_bytes is " + std::to_string(segment.run_bytes) + ", no whole number of " +
+                      std::string(facts_of(convert.source).name) + " elements");
+  }
+  check_range(index, "scale columns", convert.columns, 1, kMaxTransferBytes);
+  if (convert.columns > 1) {
+    const bool known = convert.scale_dim >= 0 && convert.scale_dim < static_cast<int>(segment.nest.size());
+    if (!known || segment.nest[static_cast<std::size_t>(convert.scale_dim)].count != convert.columns) {
+      refuse(index, "no dimension walks its " + std::to_string(convert.columns) + " scale columns");
+    }
+  }
+  const std::size_t entries = segment.bases.size() * static_cast<std::size_t>(convert.columns);
+  for (const auto* scales : {&convert.source_scales, &convert.target_factors}) {
+    if (!scales->empty() && scales->size() != entries) {
+      refuse(index, "has " + std::to_string(scales->size()) + " scales for " + std::to_string(entries) +
+                        " bases and columns");
+    }
+  }
+}
+
 // Validates every term on its own and returns the segment's bytes.
 std::int64_t check_segment(std::size_t index, const Segment& segment) {
   if (segment.bases.empty()) refuse(index, "has no bases");
@@ -54,8 +77,14 @@ std::int64_t check_segment(std::size_t index, const Segment& segment) {
     check_range(index, "target stride", dim.target_stride, -kMaxOffsetBytes, kMaxOffsetBytes);
     total = bounded_product(index, total, dim.count);
   }
+  if (segment.convert) check_conversion(index, segment);
   total = bounded_product(index, total, static_cast<std::int64_t>(segment.pieces.size()));
   return bounded_product(index, total, static_cast<std::int64_t>(segment.bases.size()));
+}
+
+std::int64_t run_bytes_of(const Segment& segment, Side side) {
+  if (side == Side::source || !segment.convert) return segment.run_bytes;
+  return segment.run_bytes / segment.convert->source_bytes() * segment.convert->target_bytes();
 }
 
 std::int64_t stride_of(const Dim& dim, Side side) {
@@ -84,6 +113,7 @@ Plan::Plan(std::vector<Segment> segments) {
     part.nests = {fold(segment, Walk::source), fold(segment, Walk::target), fold(segment, Walk::both)};
     part.bases = std::move(segment.bases);
     part.pieces = std::move(segment.pieces);
+    part.convert = std::move(segment.convert);
     parts_.push_back(std::move(part));
     starts_.push_back(total);
   }
@@ -94,29 +124,43 @@ Plan::Nest Plan::fold(const Segment& segment, Walk walk) {
     return (walk == Walk::target || dim.source_stride == source) &&
            (walk == Walk::source || dim.target_stride == target);
   };
+  const std::size_t depth = segment.nest.size();
+  const std::size_t fixed = segment.convert && segment.convert->columns > 1
+                                ? static_cast<std::size_t>(segment.convert->scale_dim)
+                                : depth;
+  bool inner_fixed = false;  // what was put into the nest last may not grow
+  std::size_t scale_from_inside = 0;
   Nest nest;
   nest.run_bytes = segment.run_bytes;
+  std::int64_t target_run = run_bytes_of(segment, Side::target);
   // From the innermost outwards; dims is reversed at the end.
-  for (auto dim = segment.nest.rbegin(); dim != segment.nest.rend(); ++dim) {
-    if (dim->count == 1) continue;
-    if (nest.depth == 0) {
-      if (adjacent(*dim, nest.run_bytes, nest.run_bytes)) {
-        nest.run_bytes *= dim->count;
+  for (std::size_t d = depth; d-- > 0;) {
+    const Dim& dim = segment.nest[d];
+    if (d == fixed) {
+      scale_from_inside = nest.depth;
+    } else if (dim.count == 1) {
+      continue;
+    } else if (nest.depth == 0) {
+      if (adjacent(dim, nest.run_bytes, target_run)) {
+        nest.run_bytes *= dim.count;
+        target_run *= dim.count;
         continue;
       }
-    } else {
+    } else if (!inner_fixed) {
       Dim& inner = nest.dims[nest.depth - 1];
       // The unwalked side's product may be anything, so it is not computed.
       const std::int64_t source = walk == Walk::target ? 0 : inner.count * inner.source_stride;
       const std::int64_t target = walk == Walk::source ? 0 : inner.count * inner.target_stride;
-      if (adjacent(*dim, source, target)) {
-        inner.count *= dim->count;
+      if (adjacent(dim, source, target)) {
+        inner.count *= dim.count;
         continue;
       }
     }
-    nest.dims[nest.depth++] = *dim;
+    inner_fixed = d == fixed;
+    nest.dims[nest.depth++] = dim;
   }
   std::reverse(nest.dims.begin(), nest.dims.begin() + static_cast<std::ptrdiff_t>(nest.depth));
+  if (fixed < depth) nest.scale_dim = static_cast<int>(nest.depth - 1 - scale_from_inside);
   nest.total_bytes = nest.run_bytes;
   for (std::size_t d = 0; d < nest.depth; ++d) nest.total_bytes *= nest.dims[d].count;
   return nest;
@@ -129,7 +173,7 @@ void Plan::add_reach(const Segment& segment, Side side) {
       segment.pieces.begin(), segment.pieces.end(),
       [&](const Piece& a, const Piece& b) { return piece_offset(a) < piece_offset(b); });
   std::int64_t low = piece_offset(*first);
-  std::int64_t high = piece_offset(*last) + segment.run_bytes;
+  std::int64_t high = piece_offset(*last) + run_bytes_of(segment, side);
   for (const Dim& dim : segment.nest) {
     std::int64_t span = 0;
     if (__builtin_mul_overflow(dim.count - 1, stride_of(dim, side), &span) || span > kMaxOffsetBytes ||
@@ -166,6 +210,10 @@ void Plan::check_bounds(Side side, std::span<const std::int64_t> region_lengths)
     throw std::invalid_argument("plan reaches byte " + std::to_string(reach.end) + " of " + where + ", which has " +
                                 std::to_string(region_lengths[static_cast<std::size_t>(reach.region)]));
   }
+}
+
+bool Plan::converts() const {
+  return std::any_of(parts_.begin(), parts_.end(), [](const Part& part) { return part.convert.has_value(); });
 }
 
 std::int64_t Plan::count_runs() const {
@@ -211,7 +259,7 @@ Cursor::Cursor(const Plan& plan, std::int64_t begin, std::int64_t end, Walk walk
 }
 
 void Cursor::enter_part() {
-  nest_ = &plan_->parts_[part_].nests[static_cast<int>(walk_)];
+  nest_ = &plan_->parts_[part_].nest(walk_);
   base_ = 0;
   piece_ = 0;
 }
@@ -262,6 +310,7 @@ bool Cursor::step() {
 }
 
 bool Cursor::continues(const Run& run) const {
+  if (walk_ != Walk::source && plan_->parts_[part_].convert) return false;
   const bool source = run.source_offset + run.bytes == source_offset_ && run.source_region == source_region_;
   const bool target = run.target_offset + run.bytes == target_offset_ && run.target_region == target_region_;
   return (source || walk_ == Walk::target) && (target || walk_ == Walk::source);
@@ -269,7 +318,9 @@ bool Cursor::continues(const Run& run) const {
 
 bool Cursor::next(Run& run) {
   if (stretch_ == 0) return false;
-  run = {source_region_, source_offset_ + skip_, target_region_, target_offset_ + skip_, 0};
+  run = {source_region_, source_offset_ + skip_, target_region_,
+         target_offset_ + plan_->parts_[part_].at_target(skip_), 0};
+  const bool alone = walk_ != Walk::source && plan_->parts_[part_].convert;
   do {
     const std::int64_t taken = std::min(stretch_, max_run_bytes_ - run.bytes);
     run.bytes += taken;
@@ -278,7 +329,57 @@ bool Cursor::next(Run& run) {
       stretch_ -= taken;
       break;
     }
-  } while (step() && continues(run));
+  } while (step() && !alone && continues(run));
+  return true;
+}
+
+// How many runs from the position on are whole steps of the innermost dimension.
+std::int64_t Cursor::whole_rows() const {
+  if (nest_->depth == 0 || stretch_ != nest_->run_bytes || stretch_ > max_run_bytes_) return 0;
+  const std::size_t inner = nest_->depth - 1;
+  return std::min(nest_->dims[inner].count - digits_[inner], 1 + remaining_ / nest_->run_bytes);
+}
+
+bool Cursor::next_rows(Rows& rows) {
+  if (stretch_ == 0) return false;
+  const Plan::Part& part = plan_->parts_[part_];
+  rows.part = part_;
+  rows.scale = rows.scale_step = 0;
+  if (part.convert) {
+    rows.scale = base_ * static_cast<std::size_t>(part.convert->columns);
+    if (nest_->scale_dim >= 0) {
+      rows.scale += static_cast<std::size_t>(digits_[static_cast<std::size_t>(nest_->scale_dim)]);
+      rows.scale_step = nest_->scale_dim + 1 == static_cast<int>(nest_->depth);
+    }
+  }
+  rows.count = whole_rows();
+  if (rows.count == 0) {
+    Run run;
+    next(run);
+    rows.source_region = run.source_region;
+    rows.source_offset = run.source_offset;
+    rows.target_region = run.target_region;
+    rows.target_offset = run.target_offset;
+    rows.bytes = run.bytes;
+    rows.count = 1;
+    rows.source_stride = rows.target_stride = 0;
+    return true;
+  }
+  const std::size_t inner = nest_->depth - 1;
+  const Dim& dim = nest_->dims[inner];
+  rows.source_region = source_region_;
+  rows.source_offset = source_offset_;
+  rows.target_region = target_region_;
+  rows.target_offset = target_offset_;
+  rows.bytes = nest_->run_bytes;
+  rows.source_stride = dim.source_stride;
+  rows.target_stride = dim.target_stride;
+  const std::int64_t steps = rows.count - 1;
+  digits_[inner] += steps;
+  source_offset_ += steps * dim.source_stride;
+  target_offset_ += steps * dim.target_stride;
+  remaining_ -= steps * nest_->run_bytes;
+  step();
   return true;
 }
 

@@ -6,8 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <vector>
+
+#include "element.hpp"
 
 namespace kvlink {
 
@@ -40,12 +43,28 @@ struct Dim {
   std::int64_t target_stride;
 };
 
-// bases x pieces x nest x run_bytes, walked outermost first.
+// How a segment's elements change type. The scale of an element is at row `base`, column as `scale_dim` of the nest
+// walks them. See kernels/numbers.hpp for what is computed.
+struct Conversion {
+  Element source;
+  Element target;
+  std::vector<float> source_scales = {};   // [bases, columns], or empty for 1
+  std::vector<float> target_factors = {};  // the same: the inverse of the target's scales, in float32
+  std::int64_t columns = 1;
+  int scale_dim = -1;                      // into the nest; -1 where there is one column
+
+  std::int64_t source_bytes() const { return facts_of(source).bytes; }
+  std::int64_t target_bytes() const { return facts_of(target).bytes; }
+};
+
+// bases x pieces x nest x run_bytes, walked outermost first. Where it converts, everything of the target counts the
+// target's bytes, and run_bytes the source's, which are the wire's.
 struct Segment {
   std::vector<Base> bases;
   std::vector<Piece> pieces;
   std::vector<Dim> nest;
   std::int64_t run_bytes = 0;
+  std::optional<Conversion> convert = std::nullopt;
 };
 
 // Bytes contiguous on the walked side or sides.
@@ -55,6 +74,21 @@ struct Run {
   std::int64_t target_region;
   std::int64_t target_offset;
   std::int64_t bytes;
+};
+
+// Runs of equal length at equal distances, `bytes` of the source each. What to do with them is the part's to say.
+struct Rows {
+  std::int64_t source_region;
+  std::int64_t source_offset;
+  std::int64_t target_region;
+  std::int64_t target_offset;
+  std::int64_t bytes;
+  std::int64_t count;
+  std::int64_t source_stride;  // of rows; means nothing for one
+  std::int64_t target_stride;
+  std::size_t part;
+  std::size_t scale;           // index of the first row's scale
+  std::size_t scale_step;      // from row to row
 };
 
 // Which sides must be contiguous within a run. One-sided runs are longer; their other side's fields mean nothing.
@@ -77,21 +111,37 @@ class Plan {
   // Maximal runs of the whole plan, walked.
   std::int64_t count_runs() const;
 
- private:
-  friend class Cursor;
+  // Whether any byte changes on its way: such a plan's target does not hold its wire bytes.
+  bool converts() const;
 
-  // A segment's nest with all that is contiguous on the walked sides folded away.
+  // A segment's nest with all that is contiguous on the walked sides folded away. Steps of a scale are never folded.
   struct Nest {
     std::size_t depth = 0;
     std::array<Dim, kMaxNestDims> dims{};
     std::int64_t run_bytes = 0;
     std::int64_t total_bytes = 0;
+    int scale_dim = -1;
   };
+  // A segment, ready to be walked.
   struct Part {
     std::vector<Base> bases;
     std::vector<Piece> pieces;
     std::array<Nest, 3> nests;  // by Walk
+    std::optional<Conversion> convert;
+
+    const Nest& nest(Walk walk) const { return nests[static_cast<std::size_t>(walk)]; }
+    // How many bytes of the target `bytes` of the source become.
+    std::int64_t at_target(std::int64_t bytes) const {
+      return convert ? bytes / convert->source_bytes() * convert->target_bytes() : bytes;
+    }
   };
+  std::span<const Part> parts() const { return parts_; }
+  // Wire offset of a part's first byte; that of one past the last part is the total.
+  std::int64_t part_begin(std::size_t part) const { return starts_[part]; }
+
+ private:
+  friend class Cursor;
+
   struct Reach {
     std::int64_t region;
     std::int64_t end;
@@ -112,14 +162,19 @@ class Cursor {
   Cursor(const Plan& plan, std::int64_t begin, std::int64_t end, Walk walk = Walk::both,
          std::int64_t max_run_bytes = std::numeric_limits<std::int64_t>::max());
 
-  // The next maximal run in wire order, neighbours that touch merged; false at the end.
+  // The next maximal run in wire order, neighbours that touch merged (never of a part that converts); false at the end.
   bool next(Run& run);
+
+  // The next runs in wire order as rows, all of an innermost dimension where they are whole; false at the end. Rows are
+  // single where that dimension has nothing to give, and then as long as `next` would make them.
+  bool next_rows(Rows& rows);
 
  private:
   void enter_part();
   void enter_piece();
   void advance();
   bool step();
+  std::int64_t whole_rows() const;
   bool continues(const Run& run) const;
 
   // The position is kept as single numbers, never as a Run: a Run would be written by halves and copied by vector
