@@ -1,12 +1,21 @@
 """Runs a plan on local memory.
 
-`local` copies and digests natively, `fill` zeroes what a transfer leaves uncovered, `digest` defines the digest
-scheme, `reference` is the slow walk that both are tested against.
+`local` copies, converts and digests natively, `nvrtc` compiles the same for GPUs, `fill` zeroes what a transfer leaves
+uncovered, `digest` defines the digest scheme, `reference` is the slow walk that copies and digests are tested against.
 """
 
 from kvlink.relayout.digest import SCHEME, leaf_count, leaf_digests, root_digest
 from kvlink.relayout.fill import zero_uncovered
-from kvlink.relayout.local import NativePlan, Side, digest_leaves, digest_root, move_local, native_plan
+from kvlink.relayout.local import (
+    NativePlan,
+    Side,
+    digest_leaves,
+    digest_root,
+    move_and_digest,
+    move_local,
+    move_variants,
+    native_plan,
+)
 
 __all__ = [
     "SCHEME",
@@ -16,7 +25,9 @@ __all__ = [
     "digest_root",
     "leaf_count",
     "leaf_digests",
+    "move_and_digest",
     "move_local",
+    "move_variants",
     "native_plan",
     "root_digest",
     "zero_uncovered",

@@ -54,6 +54,7 @@ def gather(plan: CopyPlan, side: Side, regions: Sequence[NDArray[np.uint8]]) -> 
 
 
 def copy(plan: CopyPlan, sources: Sequence[NDArray[np.uint8]], targets: Sequence[NDArray[np.uint8]]) -> None:
-    """Copy the plan's bytes from ``sources`` to ``targets``, region by region id."""
+    """Copy the plan's bytes from ``sources`` to ``targets``, region by region id. For plans that convert nothing."""
+    assert not plan.converts, "these loops copy; what conversions are is for ml_dtypes to say, in the tests"
     for source_region, source, target_region, target, nbytes in walk(plan):
         targets[target_region][target : target + nbytes] = sources[source_region][source : source + nbytes]
