@@ -61,6 +61,8 @@ class Model:
     layers: tuple[int, ...] | None = None
     """The same on every stage; by default the stage's."""
     window: int | None = None
+    every: tuple[int, int] | None = None
+    """Only layers of this remainder: a stage may hold none."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ class Engine:
         return RankShare(pp_rank=pp, tp_rank=tp, groups=groups)
 
     def layers_of(self, model, pp):
-        return model.layers or layers_of_stage(self.num_layers, self.pp, pp)
+        layers = model.layers or layers_of_stage(self.num_layers, self.pp, pp)
+        return tuple(n for n in layers if model.every is None or n % model.every[0] == model.every[1])
 
     def spec(self, pp, tp) -> CacheSpec:
         if (pp, tp) not in self._specs:
@@ -146,6 +149,8 @@ def columns_of(model, side):
 
 def planes_of(model, side, layers, heads, first_region):
     """Planes of one rank and the lengths of the regions they need."""
+    if not layers:
+        return [], []
     outside, inside = (part.split() for part in side.order.split("|"))
     columns = columns_of(model, side)
     counts = {"block": side.num_blocks * side.ratio, "slot": side.block_size // side.ratio, "head": heads}
@@ -228,7 +233,7 @@ def group_of(model, side, heads, planes):
 
 def scales_of(model, side, heads, planes):
     """Scales by global layer, kind, channel and head, so that two ranks of one engine agree on a head's."""
-    if not any(side.dtypes[kind].quantised for kind in model.kinds):
+    if not planes or not any(side.dtypes[kind].quantised for kind in model.kinds):
         return ()
     by_plane, by_head = side.scale_shape
 
@@ -274,6 +279,7 @@ def draw_case(seed: int) -> Case:
     tokens = draw.choice((1, 7, 33, 64, 65, 129, 200)) if draw.random() < 0.7 else draw.randrange(1, 260)
     sides = [draw_sides(draw, model, tokens) for model in models]
     alias_some(draw, models, sides)
+    interleave_some(draw, models, sides, num_layers)
     engines = [
         Engine(name, tp, pp, num_layers, identity, list(zip(models, (pair[index] for pair in sides), strict=True)))
         for index, (name, tp, pp) in enumerate(zip("pd", tps, pps, strict=True))
@@ -389,6 +395,14 @@ def alias_some(draw, models, sides):
             both = replace(sides[one][index], num_blocks=2 * sides[one][index].num_blocks)
             sides[one][index] = both
             sides[other][index] = replace(both, aliases=models[one].name)
+
+
+def interleave_some(draw, models, sides, num_layers):
+    """Let layers belong to one group or another, as hybrid models' do; the first group has all, for simplicity."""
+    for index in range(1, len(models)):
+        shares = any(side.aliases for pair in sides for side in pair)
+        if models[index].layers is None and not shares and draw.random() < 0.5:
+            models[index] = replace(models[index], every=(2, draw.randrange(min(2, num_layers))))
 
 
 def draw_blocks(draw, engine, starts, tokens, entries):

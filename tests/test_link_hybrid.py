@@ -9,11 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from geometries import identity_of, rank_spec
 from geometry_zoo import Case, draw_case
 from test_geometry_pairs import index_all
 
 from kvlink import Caches, Config, Link, Offer, Roster, State, Ticket, open_link
 from kvlink.errors import LayoutError, UnsupportedError
+from kvlink.layout import DType, GroupShare, share_of
+from kvlink.link.planners import Planners
 from kvlink.plan import LegPlanner, assign_legs
 from kvlink.transports.loopback import LoopbackTransport
 from kvlink.transports.loopback_fabric import LoopbackFabric
@@ -160,3 +163,16 @@ async def test_first_tokens_that_are_not_one_a_group_are_refused():
         with pytest.raises(LayoutError, match=r"group_first_tokens has 9 entries for"):
             part.seal()
         source.links[0].cancel(part, "seen")
+
+
+def test_a_session_prepares_a_leg_once_and_remembers_few():
+    """A peer that asks for ever other legs costs no memory."""
+    spec = rank_spec("nhd", identity=identity_of(num_layers=1, num_kv_heads=64), block_size=2, num_blocks=2)
+    planners = Planners(spec, spec)
+    legs = [(GroupShare(name="full", layers=(0,), heads=(head,)),) for head in range(64)]
+    assert planners.of(legs[0]) is planners.of(list(legs[0]))
+    for leg in legs:
+        assert planners.of(leg).groups == leg
+    assert len(planners._by_leg) <= 8
+    with pytest.raises(UnsupportedError, match=r"full: bfloat16 to float8_e4m3: p/0/0@1 to p/0/0@1 must convert"):
+        Planners(rank_spec(), rank_spec(dtype=DType.FLOAT8_E4M3)).of(share_of(rank_spec()).groups)

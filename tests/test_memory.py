@@ -230,7 +230,7 @@ def test_wrong_keys_and_things_that_are_no_tensors_are_refused():
         ({PlaneKey("full", 0): [1, 2]}, "is a list; pass a NumPy array"),
         ({PlaneKey("full", 0): storage[0][::-1]}, "negative strides"),
         ({PlaneKey("full", 7): storage[0]}, r"layer is 7"),
-        ({}, r"region_bytes is 0 regions"),
+        ({}, r"groups\.full has no tensors"),
     ):
         with pytest.raises(LayoutError, match=message):
             from_tensors(tensors, axes)
@@ -328,11 +328,17 @@ def test_states_and_rows_have_entries_not_tokens():
 def test_every_group_has_tensors_or_is_refused_e1():
     """E1: a group whose tensors were forgotten is named."""
     storage = filled("layer kv block slot head channel")
+    tensors, groups = {PlaneKey("full", 0): storage[0]}, [group_of(), group_of(name="swa")]
+    axes = "kv block slot head channel"
+    with pytest.raises(LayoutError, match=r"groups\.swa has no tensors or pointers"):
+        Caches.from_tensors(tensors, groups, IDENTITY, PLACE, axes=axes)
+    with pytest.raises(LayoutError, match=r"groups\.full is said to be absent, but has tensors"):
+        Caches.from_tensors(tensors, groups, IDENTITY, PLACE, axes=axes, absent=("full", "swa"))
     with pytest.raises(LayoutError, match=r"groups\.swa\.planes is 0 planes"):
-        Caches.from_tensors(
-            {PlaneKey("full", 0): storage[0]}, [group_of(), group_of(name="swa")], IDENTITY, PLACE,
-            axes="kv block slot head channel",
-        )  # fmt: skip
+        Caches.from_tensors(tensors, groups, IDENTITY, PLACE, axes=axes, absent=("swa",))
+    stage = msgspec.structs.replace(PLACE, pp_size=2)
+    caches = Caches.from_tensors(tensors, groups, IDENTITY, stage, axes=axes, absent=("swa",))
+    assert caches.spec.groups[1].planes == ()
 
 
 def test_groups_that_share_memory_do_not_both_write_a_block():

@@ -67,18 +67,23 @@ def aliases(spec: CacheSpec) -> tuple[Alias, ...]:
 
 
 def alias_classes(spec: CacheSpec) -> tuple[int, ...]:
-    """For each group, the first group whose block b is the same memory as its own block b; mostly itself."""
+    """For each group, the first group whose block b begins where its own block b does; mostly itself.
+
+    Groups whose planes overlap in another way keep names of their own; a request's plan still tells their blocks apart.
+    """
     classes = list(range(len(spec.groups)))
     for alias in aliases(spec):
         one, other = (spec.groups[index] for index in alias.groups)
         same_step = alias.one.stride == alias.other.stride and one.ratio == other.ratio
-        if same_step and -alias.other.extent < alias.distance < alias.one.extent:
+        if same_step and alias.distance == 0:
             low, high = sorted(classes[index] for index in alias.groups)
             classes = [low if member == high else member for member in classes]
     return tuple(classes)
 
 
 def _between(one: Group, other: Group, groups: tuple[int, int]) -> Iterator[Alias]:
+    if not (one.planes and other.planes):
+        return
     ends = np.array([(p.region, p.offset_bytes, extent_bytes(one, p)) for p in one.planes], dtype=np.int64)
     others = np.array([(p.region, p.offset_bytes, extent_bytes(other, p)) for p in other.planes], dtype=np.int64)
     distance = others[None, :, 1] - ends[:, None, 1]

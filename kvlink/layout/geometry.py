@@ -167,7 +167,7 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         dtype: of a row, except for the kinds in ``rows``.
         block_size: slots in one of the engine's blocks: what a block list counts in.
         num_blocks: the engine's blocks.
-        planes: one or more for each layer and kind.
+        planes: one or more for each layer and kind; none on a pipeline stage that holds no layer of the group.
         indexed_by: what an entry of a block list is.
         ratio: tensor blocks in one of the engine's blocks: block b is tensor blocks ``[b * ratio, (b + 1) * ratio)``,
             each of ``block_size // ratio`` slots.

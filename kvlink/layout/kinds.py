@@ -40,7 +40,7 @@ def check_scales(group: Group, path: str) -> None:
     Raises:
         LayoutError: with the dotted path of the field.
     """
-    if not group.scales:
+    if not group.scales or not group.planes:
         return
     if len(group.scales) not in (1, len(group.planes)):
         raise LayoutError(
@@ -79,6 +79,8 @@ def check_kinds(group: Group, path: str) -> None:
         kinds[plane.layer].add(plane.kind)
     for (layer, kind), parts in planes.items():
         _check_tiling(group, parts, f"{path}.planes: layer {layer} {kind}")
+    if not kinds:
+        return
     first_layer, first = next(iter(kinds.items()))
     for layer, have in kinds.items():
         if have != first:

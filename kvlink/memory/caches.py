@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -119,6 +119,7 @@ class Caches:
         place: Place,
         *,
         axes: str | Mapping[str, str],
+        absent: Collection[str] = (),
     ) -> Self:
         """Describe an engine's tensors by their true strides; nothing is taken from a layout's name.
 
@@ -134,6 +135,7 @@ class Caches:
                 ``slot``, ``head``, ``channel``, and ``(kv channel)`` or ``(latent rope channel)`` as the last where
                 kinds share it. Such as ``"kv block slot head channel"`` or ``"block head slot (kv channel)"``. A state
                 of chunks times width is ``"block head channel slot"``, one without slots ``"block head channel"``.
+            absent: names of groups of which this pipeline stage holds no layer; every other has tensors.
 
         Raises:
             LayoutError: a tensor is not what its group and axes say, a group has no tensor, or the whole is impossible.
@@ -148,6 +150,7 @@ class Caches:
             _check_tensor(group, strided, named, where)
             _check_elements(key, group, strided, named, where)
             placed += _planes_of(key, group, strided, named, where)
+        _check_registered(placed, groups, absent)
         return cls._assemble(placed, groups, identity, place, tuple(tensors.values()))
 
     @classmethod
@@ -159,6 +162,7 @@ class Caches:
         place: Place,
         *,
         keepalive: Iterable[object] = (),
+        absent: Collection[str] = (),
     ) -> Self:
         """Describe memory for which an engine gives addresses and strides. Spans that overlap become one region.
 
@@ -168,6 +172,7 @@ class Caches:
             identity: the model.
             place: the rank.
             keepalive: whatever owns the memory, if anything in this process does.
+            absent: as in `from_tensors`.
 
         Raises:
             LayoutError: a key has no kind or no group, or the whole is impossible.
@@ -183,6 +188,7 @@ class Caches:
             strides = (span.block_stride, span.slot_stride, span.head_stride, span.channel_stride)
             channels = key.first_channel, span.channels
             placed.append(_Placed(key, key.kind, span.address, strides, channels, (span.address, span.length)))
+        _check_registered(placed, groups, absent)
         return cls._assemble(placed, groups, identity, place, tuple(keepalive))
 
     @classmethod
@@ -237,6 +243,18 @@ class _Placed:
     strides: tuple[int, int, int, int]
     channels: tuple[int, int]
     storage: tuple[int, int]
+
+
+def _check_registered(placed: Sequence[_Placed], groups: Sequence[Group], absent: Collection[str]) -> None:
+    """Every group is registered, or said not to be here: a forgotten one would be left behind silently."""
+    present = {plane.key.group for plane in placed}
+    for group in groups:
+        if (group.name in present) == (group.name in absent):
+            what = "is said to be absent, but has" if group.name in absent else "has no"
+            raise LayoutError(
+                f"groups.{group.name} {what} tensors or pointers; give those of every group, and name in `absent` "
+                "those without a layer on this stage"
+            )
 
 
 def _merge(storages: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

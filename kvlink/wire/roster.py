@@ -43,7 +43,7 @@ class RankCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     def __post_init__(self) -> None:
         Address.parse(self.address)
-        _check_share(self.share, self.identity)
+        _check_share(self.share, self.identity, self.place.pp_size)
         if (self.share.pp_rank, self.share.tp_rank) != (self.place.pp_rank, self.place.tp_rank):
             msg = f"card of {self.place} holds the share of pp {self.share.pp_rank} tp {self.share.tp_rank}"
             raise SchemaError(msg)
@@ -100,7 +100,7 @@ class Roster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise SchemaError(msg)
         for rank in self.ranks:
             Address.parse(rank.address)
-            _check_share(rank.share, self.identity)
+            _check_share(rank.share, self.identity, self.pp_size)
 
     @classmethod
     def of(cls, cards: Iterable[bytes]) -> Roster:
@@ -167,7 +167,7 @@ def _what_differs(actual: Sequence[tuple[int, int]], expected: Sequence[tuple[in
     return "has its ranks out of order" if len(actual) == len(expected) else "has a rank twice"
 
 
-def _check_share(share: RankShare, identity: Identity) -> None:
+def _check_share(share: RankShare, identity: Identity, pp_size: int) -> None:
     """Shares are global ids, ascending: what ``share_of`` makes, and what a plan relies on."""
     where = f"share of pp {share.pp_rank} tp {share.tp_rank}"
     if not 0 < len(share.groups) <= limits.MAX_GROUPS:
@@ -177,7 +177,8 @@ def _check_share(share: RankShare, identity: Identity) -> None:
         msg = f"{where} names a group twice"
         raise SchemaError(msg)
     for group in share.groups:
-        _check_ids(f"{where}: layers", group.layers, min(identity.num_layers, limits.MAX_LAYERS), group)
+        if group.layers or pp_size == 1:  # a stage may hold no layer of a group
+            _check_ids(f"{where}: layers", group.layers, min(identity.num_layers, limits.MAX_LAYERS), group)
         # A group may have heads of its own number (state, indexer); the spec says so and is checked for it.
         _check_ids(f"{where}: heads", group.heads, limits.MAX_HEADS, group)
 
