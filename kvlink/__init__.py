@@ -20,6 +20,7 @@ from kvlink.version import VERSION as __version__  # noqa: N811 - the name that 
 if TYPE_CHECKING:
     from kvlink.bridge import Bridge
     from kvlink.config import Config
+    from kvlink.conversion import convert
     from kvlink.descriptor import Facts, KVDescriptor
     from kvlink.errors import KVLinkError
     from kvlink.layout import CacheSpec, DType, Group, Identity, Place, Plane, PlaneKind, Rope
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "bridge": ("Bridge",),
     "config": ("Config",),
+    "conversion": ("convert",),
     "descriptor": ("Facts", "KVDescriptor"),
     "errors": ("KVLinkError",),
     "layout": ("CacheSpec", "DType", "Group", "Identity", "Place", "Plane", "PlaneKind", "Rope"),
@@ -68,6 +70,7 @@ __all__ = [
     "Stats",
     "Ticket",
     "__version__",
+    "convert",
     "open_link",
     "request_key",
 ]

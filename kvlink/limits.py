@@ -12,6 +12,8 @@ DIGEST_SCHEME: Final = "xxh3-64-leaf16k"
 DEFAULT_CHUNK_LEAVES: Final = 64
 """Leaves in a chunk: 1 MiB, the unit of pipelining and re-read."""
 MAX_CHUNK_LEAVES: Final = 4096
+DEFAULT_MOVE_THREADS: Final = 8
+"""CPUs that a local conversion takes if not told: from here on memory is the limit on the machines we know."""
 MAX_REREADS_PER_CHUNK: Final = 3
 """Re-reads of one chunk inside an attempt, after which the attempt fails."""
 MAX_OUTSTANDING_GETS: Final = 64

@@ -1,7 +1,7 @@
 """What a tensor says of itself: address, shape, true strides, and the storage it is a view of.
 
-NumPy arrays answer by ``__array_interface__``; torch tensors, and whatever looks like one, by ``data_ptr()`` and
-``stride()``. Neither library is imported for the other's sake.
+NumPy arrays, and whatever else has one, answer by ``__array_interface__``; torch tensors, and whatever looks like one,
+by ``data_ptr()`` and ``stride()``. Neither library is imported for the other's sake.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from kvlink.errors import LayoutError
+from kvlink.errors import LayoutError, UnavailableError
 from kvlink.layout import PlaneKind
 
 _AXES: Final = frozenset({"kv", "block", "slot", "head", "channel"})
@@ -52,7 +52,16 @@ class TorchLike(Protocol):
         """The memory it is a view of."""
 
 
-TensorLike = np.ndarray[Any, np.dtype[Any]] | TorchLike
+@runtime_checkable
+class ArrayLike(Protocol):
+    """What NumPy looks at without a copy: https://numpy.org/doc/stable/reference/arrays.interface.html."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """Address, shape, strides and element type."""
+
+
+TensorLike = np.ndarray[Any, np.dtype[Any]] | TorchLike | ArrayLike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +89,20 @@ def read_strided(tensor: TensorLike, where: str) -> Strided:
     """Read a tensor's true geometry.
 
     Raises:
-        LayoutError: it is neither kind of tensor, or has a negative stride.
+        LayoutError: it is no tensor that is known here, or has a negative stride.
+        UnavailableError: it lies on a GPU and is not torch's.
     """
     if isinstance(tensor, np.ndarray):
         found = _read_numpy(tensor)
     elif isinstance(tensor, TorchLike):
         found = _read_torch(tensor)
+    elif hasattr(tensor, "__cuda_array_interface__"):
+        raise UnavailableError(
+            f"{where} is a {type(tensor).__name__} on a GPU, which cannot be described yet; pass it as a torch tensor "
+            "(torch.from_dlpack takes it without a copy)"
+        )
+    elif isinstance(tensor, ArrayLike):
+        found = _read_numpy(np.asarray(tensor))
     else:
         raise LayoutError(f"{where} is a {type(tensor).__name__}; pass a NumPy array or a torch tensor")
     if any(stride < 0 for stride in found.strides):
