@@ -2,6 +2,9 @@
 
 Cases are drawn by seed (`geometry_zoo.draw_case`); a failure prints its seed, and ``KVLINK_ZOO_SEED=N`` runs that case
 alone. ``KVLINK_ZOO_CASES`` sets how many are drawn.
+
+Half of the cases walk the plan in numpy, with a stand-in for conversions that shows whatever goes into one; the other
+half run it natively, with conversions by ml_dtypes beside them.
 """
 
 from __future__ import annotations
@@ -11,9 +14,11 @@ import os
 import numpy as np
 import pytest
 from geometry_zoo import draw_case
+from number_cases import NUMPY, expected
 
 from kvlink.layout import IndexedBy
 from kvlink.plan import LegPlanner, assign_legs, check_plan
+from kvlink.relayout import move_local, native_plan
 
 CASES = int(os.environ.get("KVLINK_ZOO_CASES", "2400"))
 SHARDS = 24
@@ -40,10 +45,11 @@ def check_case(case):
     sources, targets = source.shares(), target.shares()
     legs = assign_legs(sources, targets)
     random = np.random.default_rng(case.seed)
+    native = case.seed % 2 == 1
     for index in random.choice(len(targets), min(TARGETS_A_CASE, len(targets)), replace=False):
         spec = target.spec(targets[index].pp_rank, targets[index].tp_rank)
         pools = [random.integers(0, 256, length, dtype=np.uint8) for length in spec.region_bytes]
-        expected = [pool.copy() for pool in pools]
+        wanted = [pool.copy() for pool in pools]
         for leg in [leg for leg in legs if leg.target == index]:
             share = sources[leg.source]
             source_spec = source.spec(share.pp_rank, share.tp_rank)
@@ -53,12 +59,13 @@ def check_case(case):
                 request.source_blocks, request.target_blocks, first_token=request.starts, tokens=request.tokens
             )
             check_plan(plan, source_spec.region_bytes, spec.region_bytes)
-            run(plan, source_pools, pools)
-            indexed = index_all(source_spec, spec, leg.groups, request, source_pools, expected)
-            assert plan.total_bytes == indexed
+            (run_natively if native else run)(plan, source_pools, pools)
+            convert = by_ml_dtypes if native else stand_in
+            moved = index_all(source_spec, spec, leg.groups, request, source_pools, wanted, convert)
+            assert plan.total_bytes == moved
             check_one_sided(planner, plan, request)
-        for pool, wanted in zip(pools, expected, strict=True):
-            assert np.array_equal(pool, wanted), f"first differing byte: {int((pool != wanted).argmax())}"
+        for pool, want in zip(pools, wanted, strict=True):
+            assert np.array_equal(pool, want), f"first differing byte: {int((pool != want).argmax())}"
 
 
 def check_one_sided(planner, plan, request):
@@ -79,7 +86,7 @@ def stand_in(elements, source, target, source_scale, target_scale):
     """In place of a conversion: bytes that depend on everything a conversion depends on.
 
     ``elements``: uint8 ``[..., source itemsize]``; scales broadcast against ``[...]``. Returns uint8
-    ``[..., target itemsize]``. (Arithmetic of conversions is tested where they are run.)
+    ``[..., target itemsize]``.
     """
     mixed = np.zeros(elements.shape[:-1], dtype=np.uint64)
     for at in range(elements.shape[-1]):
@@ -90,6 +97,12 @@ def stand_in(elements, source, target, source_scale, target_scale):
     mixed += np.uint64(sum(map(ord, source.value + ">" + target.value)))
     mixed ^= mixed >> np.uint64(29)
     return mixed[..., None].view(np.uint8)[..., : target.itemsize]
+
+
+def by_ml_dtypes(elements, source, target, source_scale, target_scale):
+    """The conversion itself, as `stand_in` takes it."""
+    stored = np.ascontiguousarray(elements).view(NUMPY[source])[..., 0]
+    return expected(stored, target, source_scale, target_scale)[..., None].view(np.uint8)
 
 
 # --- the plan, walked ------------------------------------------------------------------------------------------------
@@ -122,10 +135,16 @@ def run(plan, sources, targets):
             targets[target_region][target_at[..., None] + np.arange(target_item)] = moved
 
 
+def run_natively(plan, sources, targets):
+    """The native mover, on the pools where they are."""
+    regions = [[(pool.__array_interface__["data"][0], pool.size) for pool in pools] for pools in (sources, targets)]
+    move_local(native_plan(plan), *regions)
+
+
 # --- plain indexing --------------------------------------------------------------------------------------------------
 
 
-def index_all(source, target, leg_groups, request, sources, targets):
+def index_all(source, target, leg_groups, request, sources, targets, convert=stand_in):
     """Move what the leg's groups mean, by address of every element; returns source bytes moved."""
     moved = 0
     for share in leg_groups:
@@ -138,11 +157,11 @@ def index_all(source, target, leg_groups, request, sources, targets):
         for layer in share.layers:
             for kind in {plane.kind for plane in one.planes}:
                 find = layer, kind, positions, share.heads
-                moved += index_kind(one, other, *find, (source_blocks, target_blocks), sources, targets)
+                moved += index_kind(one, other, *find, (source_blocks, target_blocks), sources, targets, convert)
     return moved
 
 
-def index_kind(one, other, layer, kind, positions, heads, blocks, sources, targets):
+def index_kind(one, other, layer, kind, positions, heads, blocks, sources, targets, convert):
     inline = any(plane.kind.scaled is kind for plane in one.planes)
     dtypes = one.row_of(kind).dtype, other.row_of(kind).dtype
     moved = 0
@@ -153,7 +172,7 @@ def index_kind(one, other, layer, kind, positions, heads, blocks, sources, targe
         moved += elements.size
         same_scales = inline or not dtypes[0].quantised or plane_scales_equal(one, other, layer, kind, channel, heads)
         if dtypes[0] != dtypes[1] or not same_scales:
-            elements = stand_in(elements, *dtypes, mine.scale, theirs.scale)
+            elements = convert(elements, *dtypes, mine.scale, theirs.scale)
         targets[theirs.region][theirs.address[..., None] + np.arange(dtypes[1].itemsize)] = elements
     return moved
 
