@@ -31,7 +31,8 @@ MAX_GROUPS: Final = 64
 MAX_PLANES_PER_GROUP: Final = 4096
 MAX_REGIONS: Final = 4096
 MAX_BLOCK_SLOTS: Final = 65_536
-MAX_CHANNELS: Final = 65_536
+MAX_CHANNELS: Final = 1 << 20
+"""Elements of a row: some hundred of an attention head, a state's matrix, the bytes of an engine's own row."""
 MAX_SCALES: Final = 1 << 20
 """Planes times heads of a group that states scales."""
 MAX_BLOCKS_PER_REQUEST: Final = 1 << 20

@@ -15,8 +15,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from kvlink import limits
 from kvlink.errors import ClosedError, ConflictError, LayoutError, UnknownRequestError
-from kvlink.layout import STANDARD_LAYOUTS, DType, Group, IndexedBy, Place, PlaneKind, Row
+from kvlink.layout import STANDARD_LAYOUTS, DType, Group, IndexedBy, Place, PlaneKind, Row, share_of
 from kvlink.memory import BlockLedger, Caches, LedgerError, MemoryStats, PlaneKey, Span, allocate_pool
+from kvlink.plan import plan_leg
 
 PLACE = Place(engine="p", incarnation="1")
 LAYERS, BLOCKS, SLOTS, HEADS, CHANNELS = 2, 5, 4, 3, 6
@@ -323,6 +324,26 @@ def test_states_and_rows_have_entries_not_tokens():
     (one,), (other,) = (group.planes for group in caches.spec.groups)
     assert (one.slot_stride, one.channel_stride, one.head_stride) == (2, 6, 24)
     assert (other.block_stride, other.channel_stride) == (64, 0)
+
+
+def test_aux_buffers_of_any_size_are_parts_of_one_row():
+    """SGLang's: ten buffers of 64 to 512 bytes a request slot, one group, one block list."""
+    widths = (16, 128, 4, 33, 64)
+    row = msgspec.structs.replace(
+        group_of(name="aux", heads=(0,), channels=4 * sum(widths), dtype=DType.OPAQUE, block_size=1),
+        num_heads=1, indexed_by=IndexedBy.ENTRY,
+    )  # fmt: skip
+    buffers, at = {}, 0
+    for width in widths:
+        buffers[PlaneKey("aux", 0, PlaneKind.ROW, at)] = np.zeros((BLOCKS, width), dtype=np.int32)
+        at += 4 * width
+    caches = Caches.from_tensors(buffers, [row], IDENTITY, PLACE, axes="block channel")
+    assert [plane.channels for plane in caches.spec.groups[0].planes] == [4 * width for width in widths]
+    plan = plan_leg(
+        caches.spec, caches.spec, share_of(caches.spec).groups, source_blocks=((3,),), target_blocks=((1,),),
+        first_token=0, tokens=99,
+    )  # fmt: skip
+    assert sorted(segment.run_bytes for segment in plan.segments) == sorted(4 * width for width in widths)
 
 
 def test_every_group_has_tensors_or_is_refused_e1():
