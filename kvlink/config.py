@@ -41,6 +41,7 @@ class Config:
         transports: names, best first.
         ucx_origin: which UCX: ``auto``, ``wheel``, ``system``, or the path of its ``libucp.so.0``.
         ucx_tls: UCX transports to use, in UCX's own words, or ``None`` for its choice.
+        stream_lanes: sockets for payload, and threads, of the stream transport; a pair has the smaller end's number.
         integrity: digest every byte that moves.
         chunk_leaves: leaves of 16 KiB in a chunk, the unit of pipelining and re-read.
         max_rereads_per_chunk: re-reads of a chunk whose digest differs, before the attempt fails.
@@ -63,6 +64,7 @@ class Config:
     transports: tuple[str, ...] = ("ucx",)
     ucx_origin: str = "auto"
     ucx_tls: str | None = None
+    stream_lanes: int = limits.STREAM_LANES
     integrity: bool = True
     chunk_leaves: int = limits.DEFAULT_CHUNK_LEAVES
     max_rereads_per_chunk: int = limits.MAX_REREADS_PER_CHUNK
@@ -244,9 +246,10 @@ _SETTINGS: Final[dict[str, _Setting]] = {
     "advertise": (_optional(_host), "a host name or IP address that peers can reach"),
     "secret": (_secret, f"{limits.MIN_SECRET_BYTES} to {limits.MAX_SECRET_BYTES} bytes"),
     "open_mode": (_flag, "on or off, true or false, 1 or 0"),
-    "transports": (_names, "a list of different transport names, such as ucx"),
+    "transports": (_names, "a list of different transport names, such as ucx,stream"),
     "ucx_origin": (_origin, "auto, wheel, system, or an absolute path of libucp.so.0"),
     "ucx_tls": (_optional(_text), "UCX transport names, as UCX_TLS takes them"),
+    "stream_lanes": _whole(1, limits.MAX_LANES),
     "integrity": (_flag, "on or off, true or false, 1 or 0"),
     "chunk_leaves": _whole(1, limits.MAX_CHUNK_LEAVES),
     "max_rereads_per_chunk": _whole(0, 1000),

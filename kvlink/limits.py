@@ -20,6 +20,10 @@ MAX_OUTSTANDING_GETS: Final = 64
 """Gets in flight per read, and what a full transport refuses beyond."""
 MAX_ACTIVE_READS: Final = 1024
 """Reads accepted by a transport at a time."""
+MAX_LANES: Final = 8
+"""Sockets for payload between two ranks, beside their channel."""
+STREAM_LANES: Final = 2
+"""Of the stream transport (default; see Config): a second one pays from 64 KiB up, where one core is not enough."""
 MAX_TRANSFER_BYTES: Final = 1 << 44
 DIRECT_RUN_BYTES: Final = 64 * 1024
 """Runs from here on are worth a get each: over CMA, gets of 4 KiB reach 0.5 GB/s, of 64 KiB 4.2, of 1 MiB 9.7."""
@@ -76,7 +80,7 @@ SESSION_ID_BYTES: Final = 16
 MIN_SECRET_BYTES: Final = 16
 MAX_SECRET_BYTES: Final = 4096
 CHANNEL_KEY_SECONDS: Final = 30.0
-"""How long the one-time key of a channel is good for, from the control connection's handshake."""
+"""How long the one-time keys of a channel and its lanes are good for, from the control connection's handshake."""
 MAX_QUEUED_MESSAGES: Final = 1024
 """Received and not yet taken messages of one connection, beyond which its socket is no longer read."""
 MAX_QUEUED_BYTES: Final = 16 * 1024 * 1024
@@ -139,11 +143,19 @@ MAX_WAITING_DEMANDS: Final = 1024
 """Demands for room that wait at a target."""
 MAX_ATTEMPT_SECONDS: Final = 600.0
 """Longest deadline of a transfer: a source lends its blocks no longer, whatever its target says."""
+RETRY_TRIES: Final = 3
+"""Tries of a request, the first included (default; see RetryPolicy)."""
+MAX_RETRY_TRIES: Final = 100
+RETRY_TOTAL_SECONDS: Final = 60.0
+RETRY_PAUSE_SECONDS: Final = 0.1
+"""Before the second try (default); doubles up to MAX_RETRY_PAUSE_SECONDS."""
+MAX_RETRY_PAUSE_SECONDS: Final = 5.0
 RETRY_HORIZON_SECONDS: Final = 600.0
 MAX_LEDGER_ENTRIES: Final = 65_536
 
 assert LEAF_BYTES * MAX_CHUNK_LEAVES <= 64 * 1024 * 1024
 assert DEFAULT_CHUNK_LEAVES <= MAX_CHUNK_LEAVES
+assert 1 <= STREAM_LANES <= MAX_LANES
 assert min(PEER_LOST_SECONDS, LEASE_SECONDS) >= HEARTBEAT_SECONDS * 3, "two lost heartbeats must not end a lease"
 assert PEER_LOST_SECONDS < 3.0, "a stopped peer is noticed within 3 s"
 assert MAX_CARD_BYTES < MAX_CLAIM_BYTES < MAX_FRAME_BYTES <= MAX_QUEUED_BYTES <= MAX_SEND_QUEUE_BYTES

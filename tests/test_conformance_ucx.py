@@ -7,19 +7,14 @@ read its memory all the same.
 from __future__ import annotations
 
 import os
-import select
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
-from ucx_peer import PeerProcess
+from process_harness import ProcessHarness, close_spare
 
-from kvlink.testing.conformance import Ability, Harness, Source, TransportConformance
-from kvlink.testing.harness import MEMORY_BYTES, REGION
-from kvlink.transports.base import Completion, CompletionKind, Exposure, LeaseReport
+from kvlink.testing.conformance import Ability, Harness, TransportConformance
 from kvlink.transports.ucx import UcxTransport
 
 QUICK: dict[str, Any] = {
@@ -34,102 +29,30 @@ QUICK: dict[str, Any] = {
 
 CANNOT = {Ability.FLIP: "nothing comes between the source's memory and the target's"}
 
-spare: list[PeerProcess] = []
-"""Processes that outlived their test: starting one takes longer than most tests."""
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _close_spare() -> Iterator[None]:
     yield
-    while spare:
-        spare.pop().close()
+    close_spare()
 
 
-class UcxSource(Source):
-    name = "source"
-
+class UcxHarness(ProcessHarness):
     def __init__(self, tls: str | None) -> None:
-        if spare:
-            self.peer = spare.pop()
-            self.peer.open(ucx_tls=tls, **QUICK)
-        else:
-            self.peer = PeerProcess(ucx_tls=tls, **QUICK)
-        self.memory = self.peer.memory
+        super().__init__("ucx", {"ucx_tls": tls, **QUICK})
 
-    def close(self) -> None:
-        if self.peer.process.poll() is None:
-            self.peer.resume()
-            spare.append(self.peer)
-        else:
-            self.peer.close()
-
-    def expose(self, exposure: Exposure) -> None:
-        self.peer.expose(exposure)
-
-    def lease(self, attempt: int) -> LeaseReport:
-        return self.peer.lease("target", attempt)
-
-    def withdraw(self, attempt: int) -> LeaseReport:
-        return self.peer.withdraw("target", attempt)
-
-    def completions(self) -> list[Completion]:
-        return self.peer.poll()
-
-    def stop(self) -> None:
-        self.peer.stop()
-
-    def resume(self) -> None:
-        self.peer.resume()
-
-    def kill(self) -> None:
-        self.peer.kill()
-
-
-class UcxHarness(Harness):
-    target_name = "target"
-
-    def __init__(self, tls: str | None) -> None:
-        super().__init__()
-        self.tls = tls
-        self.memory = np.zeros(MEMORY_BYTES, np.uint8)
-        self.target = UcxTransport(ucx_tls=tls, **QUICK)
-        self.target.register(REGION, self.memory.ctypes.data, MEMORY_BYTES)
-        self.source = UcxSource(tls)
-        self.reconnect()
-
-    def clock(self) -> float:
-        return time.monotonic()
-
-    def idle(self) -> None:
-        if self.target.arm():
-            select.select([self.target.fileno()], [], [], 0.01)
-
-    def reconnect(self) -> None:
+    def connect_both(self) -> int:
         ours, theirs = socket.socketpair()
         op = self.target.connect("source", self.source.peer.address, ours.detach())
         self.source.peer.connect("target", self.target.address(), theirs)
-        self.end_of(op)
-        self.source_event(CompletionKind.CONNECTED)
-        self.target.import_key("source", self.source.peer.key())
-        self.seen.clear()
-
-    def replace_source(self) -> None:
-        self.source.close()
-        self.source = UcxSource(self.tls)
-        self.source.memory[:] = np.random.default_rng(3).integers(0, 256, MEMORY_BYTES, dtype=np.uint8)
-        self.reconnect()
+        return op
 
     def connect_to_nobody(self) -> int:
-        gone = UcxTransport(ucx_tls=self.tls, **QUICK)
+        gone = UcxTransport(**self.settings)
         address = gone.address()
         gone.close()
         ours, theirs = socket.socketpair()
         theirs.close()
         return self.target.connect("nobody", address, ours.detach())
-
-    def close(self) -> None:
-        self.target.close()
-        self.source.close()
 
 
 class TestUcxOverTcp(TransportConformance):

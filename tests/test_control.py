@@ -342,7 +342,7 @@ async def test_a_channel_that_came_before_it_was_waited_for_is_kept_and_given_on
     async with serving() as served:
         dialled, accepted = await served.pair()
         near = await dialled.channel()
-        await soon(lambda: accepted._channel is not None)
+        await soon(lambda: accepted._channels)
         far = await accepted.channel()
         far.close()
         near.close()
@@ -350,6 +350,24 @@ async def test_a_channel_that_came_before_it_was_waited_for_is_kept_and_given_on
             await accepted.channel()
         with pytest.raises(AuthenticationError, match="used"):
             await dialled.channel()
+
+
+async def test_lanes_are_sockets_of_their_own_in_any_order():
+    """Each end finds the other's nth socket under its own n, whatever came first; each can be had once."""
+    loop = asyncio.get_running_loop()
+    async with serving() as served:
+        dialled, accepted = await served.pair()
+        near = {index: await dialled.channel(index) for index in (2, 0, limits.MAX_LANES)}
+        far = {index: await accepted.channel(index) for index in (0, limits.MAX_LANES, 2)}
+        for index, sock in near.items():
+            await loop.sock_sendall(sock, bytes([index]))
+        assert {index: await loop.sock_recv(sock, 9) for index, sock in far.items()} == {i: bytes([i]) for i in near}
+        with pytest.raises(AuthenticationError, match="used"):
+            await dialled.channel(2)
+        with pytest.raises(AuthenticationError, match="never given"):
+            await dialled.channel(limits.MAX_LANES + 1)
+        for sock in (*near.values(), *far.values()):
+            sock.close()
 
 
 async def test_a_channel_key_grows_old(monkeypatch):
@@ -378,7 +396,7 @@ async def test_a_channel_that_nobody_took_is_closed_with_its_connection():
     async with serving() as served:
         dialled, accepted = await served.pair()
         near = await dialled.channel()
-        await soon(lambda: accepted._channel is not None)
+        await soon(lambda: accepted._channels)
         accepted.close()
         assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(near, 1), 5) == b""
         near.close()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from peer_process import PeerProcess
 from ucx_pair import BLOCK_BYTES, QUICK, Target, exposure, join, shuffled_blocks
-from ucx_peer import PeerProcess
 
 from kvlink.errors import TransportError
 from kvlink.testing.harness import REGION, expected, scattered_plan

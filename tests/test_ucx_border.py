@@ -11,8 +11,8 @@ from contextlib import ExitStack
 import msgspec
 import numpy as np
 import pytest
+from peer_process import PeerProcess
 from ucx_pair import QUICK, Target, join
-from ucx_peer import PeerProcess
 
 from kvlink._native import _kvlink
 from kvlink.errors import ClosedError, PeerIncompatibleError, SchemaError, TransportError

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from ucx_peer import PeerProcess
+from peer_process import PeerProcess
 
 from kvlink.plan import CopyPlan, Segment
 from kvlink.testing.harness import REGION

@@ -193,6 +193,9 @@ class _Channel:
     def detach(self) -> None:
         return None
 
+    def close(self) -> None:
+        """Nothing to close."""
+
 
 class VirtualConnection:
     """One side of a control connection: in order and whole until it ends, as TCP is."""
@@ -232,7 +235,8 @@ class VirtualConnection:
     async def __anext__(self):
         return await self.receive()
 
-    async def channel(self, *, timeout_seconds: float) -> _Channel:
+    async def channel(self, index: int = 0, *, timeout_seconds: float) -> _Channel:
+        assert index == 0
         await asyncio.sleep(self._net.moment())
         if self.error is not None:
             raise self.error

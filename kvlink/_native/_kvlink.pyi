@@ -271,6 +271,21 @@ class UcxEngine(Engine):
 
     def import_key(self, peer: str, region: int, address: int, length: int, key: bytes) -> None: ...
 
+class StreamEngine(Engine):
+    """Stream sockets and their threads; see kvlink.transports.stream."""
+
+    def __init__(self, seconds: tuple[float, float, float, float], max_reads: int, lanes: int) -> None:
+        """
+        Seconds: heartbeat, peer lost, close timeout, renewal linger.
+
+        `lanes` is the most that a peer has; each has a thread.
+        """
+
+    def region_length(self, region: int) -> int: ...
+    def import_region(self, peer: str, region: int, length: int) -> None: ...
+    def connect(self, peer: str, channel: int, lanes: Sequence[int]) -> int:
+        """Takes all descriptors over, whatever happens."""
+
 class UcxProbe:
     """A bare loop over UCX gets: the limit that transfers are compared with."""
 

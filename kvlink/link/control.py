@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Final, Self
 
@@ -91,8 +91,8 @@ class ControlConnection:
         self._inbox: deque[tuple[AnyMessage, int]] = deque()
         self._inbox_bytes = 0
         self._arrived = asyncio.Event()
-        self._channel: socket.socket | None = None
-        self._channel_arrived = asyncio.Event()
+        self._channels: dict[int, socket.socket] = {}
+        self._channel_arrived: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
         self._frames = _Frames(self)
         self._abort_timer: asyncio.TimerHandle | None = None
 
@@ -160,11 +160,17 @@ class ControlConnection:
     async def __anext__(self) -> AnyMessage:
         return await self.receive()
 
-    async def channel(self, *, timeout_seconds: float = limits.HANDSHAKE_TIMEOUT_SECONDS) -> socket.socket:
-        """The native channel that goes with this connection: a second socket, proven by a one-time key.
+    async def channel(
+        self, index: int = 0, *, timeout_seconds: float = limits.HANDSHAKE_TIMEOUT_SECONDS
+    ) -> socket.socket:
+        """The native channel that goes with this connection, or a lane beside it: a socket proven by a one-time key.
 
         The side that dialled dials again, the other waits for it. Both get a non-blocking socket that nobody else
         knows, at its first byte: ready for the native engine, which takes over its descriptor (``sock.detach()``).
+
+        Args:
+            index: 0 is the channel; its lanes are 1 to `limits.MAX_LANES`. Each can be had once.
+            timeout_seconds: bound on it.
 
         Raises:
             PeerUnreachableError, PeerLostError: no channel within the bound; retryable, with a new connection.
@@ -177,23 +183,24 @@ class ControlConnection:
         try:
             async with asyncio.timeout(timeout_seconds):
                 if self.dialled is not None:
-                    return await self._dial_channel(self.dialled)
-                await self._channel_arrived.wait()
+                    return await self._dial_channel(self.dialled, index)
+                if self.error is None:
+                    await self._channel_arrived[index].wait()
         except TimeoutError:
             msg = f"no channel within {timeout_seconds:g} s"
             raise PeerUnreachableError(msg, peer=self.peer, stage="channel") from None
-        sock, self._channel = self._channel, None
+        sock = self._channels.pop(index, None)
         if sock is None:
             raise self.error or ClosedError("the channel was taken already", peer=self.peer, stage="channel")
         return sock
 
-    def deliver_channel(self, sock: socket.socket) -> None:
-        """The listener's call: a channel of this session has proven itself. Closes ``sock`` if the connection ended."""
+    def deliver_channel(self, index: int, sock: socket.socket) -> None:
+        """The listener's call: the channel or a lane has proven itself. Closes ``sock`` if the connection ended."""
         if self.error is not None:
             sock.close()
             return
-        self._channel = sock
-        self._channel_arrived.set()
+        self._channels[index] = sock
+        self._channel_arrived[index].set()
 
     def close(self) -> None:
         """Close; what is queued is sent first, within `limits.CLOSE_TIMEOUT_SECONDS`. Idempotent; see `closed`."""
@@ -221,10 +228,10 @@ class ControlConnection:
             self._abort_timer.cancel()
         self.closed.set()
 
-    async def _dial_channel(self, address: Address) -> socket.socket:
+    async def _dial_channel(self, address: Address, index: int) -> socket.socket:
         if self.error is not None:
             raise self.error
-        key, session_id = self.session.channel_key, self.session.session_id
+        session_id, key = self.session.socket(index)
         sock, _ = await _dial_and_prove(address, key, Purpose.CHANNEL, session_id)
         return sock
 
@@ -236,10 +243,11 @@ class ControlConnection:
             return False
         self.error = error
         self._arrived.set()
-        self._channel_arrived.set()
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        for arrived in self._channel_arrived.values():
+            arrived.set()
+        for sock in self._channels.values():
+            sock.close()
+        self._channels.clear()
         return True
 
 

@@ -27,6 +27,7 @@ from kvlink.memory import BlockLedger, Caches, MemoryStats
 from kvlink.observe import Counters
 from kvlink.protocol import Timing
 from kvlink.transports.base import CompletionKind, Transport
+from kvlink.transports.stream import StreamTransport
 from kvlink.transports.ucx import UcxTransport
 from kvlink.version import VERSION
 from kvlink.wire import Address
@@ -109,6 +110,17 @@ class Driver:
     def card(self) -> bytes:
         """This rank's card."""
         return self._rank.card(self.address)
+
+    @property
+    def counters(self) -> Counters:
+        """What happened so far, as it goes on."""
+        return self._counters
+
+    @property
+    def ranks(self) -> int:
+        """Of this rank's engine."""
+        place = self._rank.caches.spec.place
+        return place.pp_size * place.tp_size
 
     @property
     def capabilities(self) -> tuple[Capabilities, ...]:
@@ -365,8 +377,15 @@ def _make(name: str, config: Config) -> Transport:
             heartbeat_seconds=config.heartbeat_seconds,
             peer_lost_seconds=config.peer_lost_seconds,
         )
+    if name == "stream":
+        return StreamTransport(
+            lanes=config.stream_lanes,
+            heartbeat_seconds=config.heartbeat_seconds,
+            peer_lost_seconds=config.peer_lost_seconds,
+        )
     raise ConfigError(
-        f"transports names {name!r}; known is 'ucx'. A loopback is made by the caller: open_link(..., transports=[...])"
+        f"transports names {name!r}; known are 'ucx' and 'stream'. A loopback is made by the caller: "
+        "open_link(..., transports=[...])"
     )
 
 

@@ -5,8 +5,9 @@ Pure: bytes in, bytes out; the driver reads and writes frames, and gives the non
 exchanged so far, so that a proof cannot be reflected (roles differ), replayed (both sides give a fresh nonce), or moved
 to another version or purpose (both are among the bytes).
 
-A channel proves itself by the same exchange under its own one-time key, which both ends of a control connection derive
-from that connection's handshake: the key never crosses a wire. In open mode the secret is empty and proves nothing.
+A channel, and each lane beside it, proves itself by the same exchange under its own one-time key, which both ends of a
+control connection derive from that connection's handshake: the key never crosses a wire. In open mode the secret is
+empty and proves nothing.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _DIALER: Final = b"kvlink dialer proof"
 _LISTENER: Final = b"kvlink listener proof"
 _CHANNEL_KEY: Final = b"kvlink channel key"
 _SESSION_ID: Final = b"kvlink session id"
+_LANE: Final = b"kvlink lane "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,17 @@ class Session:
     purpose: Purpose
     session_id: bytes
     channel_key: bytes
+
+    def socket(self, index: int) -> tuple[bytes, bytes]:
+        """By what a socket of this control connection names and proves itself: a session id, and a one-time key.
+
+        Args:
+            index: 0 is the channel, from 1 on its lanes.
+        """
+        if index == 0:
+            return self.session_id, self.channel_key
+        lane = hmac.digest(self.channel_key, _LANE + str(index).encode(), "sha512")
+        return lane[: limits.SESSION_ID_BYTES], lane[-limits.MAC_BYTES :]
 
 
 class DialerHandshake:

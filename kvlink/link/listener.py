@@ -48,7 +48,7 @@ class Listener:
         self._introduce = introduce
         self._handshake_seconds = handshake_seconds
         self._unproven: dict[asyncio.Task[bool], None] = {}
-        self._sessions: dict[bytes, tuple[float, ControlConnection]] = {}
+        self._sockets: dict[bytes, tuple[float, ControlConnection, int]] = {}  # by session id: not yet come
         self._resume: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -104,7 +104,7 @@ class Listener:
         if self._socket.fileno() < 0:
             return
         self._socket.close()
-        self._sessions.clear()
+        self._sockets.clear()
         if self.address.path:
             with contextlib.suppress(FileNotFoundError):
                 if os.stat(self.address.path).st_ino == self._inode:  # or another listener has taken the path since
@@ -174,7 +174,8 @@ class Listener:
         if (task := asyncio.current_task()) is not None:
             self._unproven.pop(task, None)
         if owner is not None:
-            owner.deliver_channel(sock)
+            connection, index = owner
+            connection.deliver_channel(index, sock)
             return
         connection = ControlConnection(session, dialled=None)
         # Before the peer can have our Introduce, and with it leave to open the channel.
@@ -183,18 +184,21 @@ class Listener:
             await connection.start(sock, self._introduce)
             on_connection(connection)
         except BaseException:
-            self._sessions.pop(session.session_id, None)
+            self._forget(session)
             connection.fail(ClosedError("nobody took the connection"))
             raise
 
-    async def _authenticate(self, sock: socket.socket) -> tuple[Session, ControlConnection | None]:
-        """The handshake. Returns the session and, for a channel, the control connection that it belongs to."""
-        owner: ControlConnection | None = None
+    async def _authenticate(self, sock: socket.socket) -> tuple[Session, tuple[ControlConnection, int] | None]:
+        """The handshake. Returns the session and, for a channel or lane, whose it is and which."""
+        owner: tuple[ControlConnection, int] | None = None
 
         def take_channel_key(session_id: bytes) -> bytes | None:
             nonlocal owner
-            owner = self._take_session(session_id)
-            return None if owner is None else owner.session.channel_key
+            owner = self._take_socket(session_id)
+            if owner is None:
+                return None
+            connection, index = owner
+            return connection.session.socket(index)[1]
 
         handshake = ListenerHandshake(
             secret=self._secret, nonce=os.urandom(limits.NONCE_BYTES), take_channel_key=take_channel_key
@@ -212,18 +216,24 @@ class Listener:
 
     def _remember(self, connection: ControlConnection) -> None:
         now = asyncio.get_running_loop().time()
-        for session_id, (deadline, _) in list(self._sessions.items()):  # oldest first
+        for session_id, (deadline, _, _) in list(self._sockets.items()):  # oldest first
             if deadline > now:
                 break
-            del self._sessions[session_id]
-        self._sessions[connection.session.session_id] = (now + limits.CHANNEL_KEY_SECONDS, connection)
+            del self._sockets[session_id]
+        for index in range(1 + limits.MAX_LANES):
+            session_id, _ = connection.session.socket(index)
+            self._sockets[session_id] = (now + limits.CHANNEL_KEY_SECONDS, connection, index)
 
-    def _take_session(self, session_id: bytes) -> ControlConnection | None:
-        """The live control connection of a session, once, and not too late."""
-        deadline, connection = self._sessions.pop(session_id, (0.0, None))
+    def _forget(self, session: Session) -> None:
+        for index in range(1 + limits.MAX_LANES):
+            self._sockets.pop(session.socket(index)[0], None)
+
+    def _take_socket(self, session_id: bytes) -> tuple[ControlConnection, int] | None:
+        """The live control connection that awaits a socket by this name, and which: once, and not too late."""
+        deadline, connection, index = self._sockets.pop(session_id, (0.0, None, 0))
         if connection is None or connection.error is not None or deadline < asyncio.get_running_loop().time():
             return None
-        return connection
+        return connection, index
 
     def _refuse(self, reason: str, detail: str) -> None:
         self.refused[reason] += 1

@@ -7,6 +7,7 @@ Two engines that read each other hold two.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable
@@ -223,9 +224,9 @@ class Sessions:
         peer = str(spec.place)
         self._compare(connection)
         pump, card, reason = self._rank.choose(connection.peer_introduce.transports, peer)
-        channel = await connection.channel(timeout_seconds=self._rank.config.handshake_seconds)
+        channel, *lanes = await self._open_sockets(connection, 1 + pump.transport.lanes(card.address))
         wire_name = f"{'source' if self._reading else 'target'} {next(_serial)} {peer}"
-        op = pump.transport.connect(wire_name, card.address, channel.detach())
+        op = pump.transport.connect(wire_name, card.address, channel, lanes)
         try:
             _check_connected(await pump.ended(op), peer)
             for key in card.keys if self._reading else ():
@@ -246,6 +247,16 @@ class Sessions:
         self._on_up(session)
         self._tasks.start(self._listen(session), f"listen {peer}")
         return session
+
+    async def _open_sockets(self, connection: ControlConnection, count: int) -> list[int]:
+        """Descriptors of the channel and its lanes, in this order; none is left open if one does not come."""
+        seconds = self._rank.config.handshake_seconds
+        with contextlib.ExitStack() as undo:
+            opened = []
+            for index in range(count):
+                opened.append(await connection.channel(index, timeout_seconds=seconds))
+                undo.callback(opened[-1].close)  # which does nothing to one that is detached
+            return [sock.detach() for sock in opened]
 
     def _compare(self, connection: ControlConnection) -> None:
         """Identity and digest scheme must agree before anything is read."""

@@ -183,6 +183,7 @@ class TransportConformance:
 
     # --- digest -------------------------------------------------------------------------------------------------------
 
+    @needs(Ability.READ_ELSEWHERE)
     def test_bytes_that_differ_on_every_try_fail_the_read(self, harness: Harness) -> None:
         """E3: re-reads are bounded; the end names the first leaf that differs, and gives no root.
 

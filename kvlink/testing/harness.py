@@ -32,6 +32,7 @@ class Ability(enum.Enum):
     """What a harness can provoke beyond stopping, resuming and killing its source."""
 
     FLIP = "corrupt one byte of a chunk between the source's memory and the target's"
+    READ_ELSEWHERE = "read other source bytes than those exposed, because it is the target that addresses them"
 
 
 class Source(ABC):

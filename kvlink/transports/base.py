@@ -17,6 +17,7 @@ Rules every transport keeps (``kvlink.testing.conformance`` checks them):
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -179,11 +180,25 @@ class Transport(ABC):
     def export_key(self, region: int) -> RegionKey:
         """The key by which a peer may read ``region``."""
 
+    def lanes(self, address: bytes) -> int:
+        """Sockets beside the channel that a pair needs, given the other end's address; both ends answer alike.
+
+        Raises:
+            PeerIncompatibleError, SchemaError: as `connect` would.
+        """
+        return 0
+
     @abstractmethod
-    def connect(self, peer: str, address: bytes, channel: int | None) -> int:
-        """Start connecting; ends in CONNECTED. Takes over the channel's file descriptor, whatever happens.
+    def connect(self, peer: str, address: bytes, channel: int | None, lanes: Sequence[int] = ()) -> int:
+        """Start connecting; ends in CONNECTED. Takes over all file descriptors, whatever happens.
 
         CONNECTED with OK does not promise that the peer lives: PEER_LOST may be next.
+
+        Args:
+            peer: what to call it; a name that is not connected.
+            address: its `address`.
+            channel: descriptor of the pair's authenticated socket.
+            lanes: descriptors of as many more as `lanes` said; the nth of one end goes with the nth of the other.
 
         Raises:
             TransportError: a peer of that name is connected.

@@ -19,7 +19,7 @@ import ctypes
 import math
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvlink._native import _kvlink
@@ -117,10 +117,10 @@ class LoopbackTransport(Transport):
 
     # --- peers ------------------------------------------------------------------------------------------------------
 
-    def connect(self, peer: str, address: bytes, channel: int | None) -> int:
-        """See `Transport.connect`. A channel is not needed, and closed."""
-        if channel is not None:
-            os.close(channel)  # the fabric is channel enough
+    def connect(self, peer: str, address: bytes, channel: int | None, lanes: Sequence[int] = ()) -> int:
+        """See `Transport.connect`. Sockets are not needed, and closed."""
+        for descriptor in lanes if channel is None else (channel, *lanes):
+            os.close(descriptor)  # the fabric is channel enough
         self._check_open()
         if peer in self._peers:
             raise TransportError("already connected; disconnect first", peer=peer, stage="connect")

@@ -6,7 +6,9 @@ UCX itself trusts whoever it talks to, so addresses and keys go to authenticated
 
 from __future__ import annotations
 
+import os
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -101,19 +103,22 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
             address, length, key = self._live().export_key(region)
         return RegionKey(region=region, address=address, length=length, key=_sealed(key))
 
-    def connect(self, peer: str, address: bytes, channel: int | None) -> int:
+    def connect(self, peer: str, address: bytes, channel: int | None, lanes: Sequence[int] = ()) -> int:
         """Start connecting; ends in CONNECTED (UNREACHABLE where UCX finds no way to the address).
 
         Args:
             peer: name of the peer, new or with its PEER_LOST or DISCONNECTED already polled.
             address: what its `address` returned.
             channel: the pair's authenticated socket; taken over, whatever happens.
+            lanes: UCX has its own, and closes them.
 
         Raises:
             PeerIncompatibleError: the two sides' UCX cannot work together; both versions are named.
             SchemaError: not an address.
             TransportError: the peer is connected already, or ``channel`` is missing.
         """
+        for lane in lanes:
+            os.close(lane)
         if channel is None:
             raise TransportError("ucx needs the pair's native channel", peer=peer, stage="connect", retryable=False)
         with closed_on_error(channel):

@@ -187,6 +187,9 @@ LeaseAnswer Engine::withdraw(const std::string& peer, AttemptId attempt) {
 
 std::uint64_t Engine::read(ReadSpec spec) {
   const auto link = require_link(spec.peer);
+  if (spec.plan->converts()) {
+    throw std::invalid_argument("the plan converts elements, and this transport lands bytes as they come");
+  }
   spec.plan->check_bounds(Side::target, local_->lengths);
   const std::lock_guard lock(link->mutex);
   if (link->state != PeerLink::State::up) throw std::runtime_error("peer " + spec.peer + " is not connected");

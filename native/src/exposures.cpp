@@ -1,6 +1,7 @@
 #include "exposures.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "digest.hpp"
@@ -8,7 +9,7 @@
 namespace kvlink {
 
 // The lease's fields are guarded by Exposures::mutex_, the digest's by `hashing`. Whoever needs both takes `hashing`
-// first. So asking for a lease never waits for a digest.
+// first. So asking for a lease never waits for a digest. `looking` is held, shared, by those who read the memory.
 class Exposure {
  public:
   Exposure(ExposureSpec s, Time now) : spec(std::move(s)), renewed(now) {}
@@ -28,8 +29,12 @@ class Exposure {
 
   std::mutex hashing;
   bool wanted = false;
-  bool withdrawn = false;
+  std::atomic<bool> withdrawn = false;
   std::vector<std::uint64_t> digests;
+  std::vector<bool> recorded;
+  std::size_t unrecorded = 0;
+
+  std::shared_mutex looking;
 };
 
 std::shared_ptr<Exposure> Exposures::find(std::string_view peer, AttemptId attempt) const {
@@ -64,8 +69,9 @@ LeaseAnswer Exposures::withdraw(std::string_view peer, AttemptId attempt, Time n
     attempts->second.erase(attempt);
     if (attempts->second.empty()) peers_.erase(attempts);
   }
+  exposure->withdrawn = true;  // first, so that nobody begins another look while this waits for the last one
   const std::lock_guard slice_ended(exposure->hashing);
-  exposure->withdrawn = true;
+  const std::lock_guard looks_ended(exposure->looking);
   return answer;
 }
 
@@ -131,6 +137,47 @@ Exposures::Slice Exposures::digest(Exposure& exposure) {
     exposure.root = root;
   }
   return slice;
+}
+
+Exposures::Wanted Exposures::find_held(std::string_view peer, AttemptId attempt, Time now) const {
+  const std::lock_guard lock(mutex_);
+  auto exposure = find(peer, attempt);
+  if (!exposure) return {nullptr, FailReason::unknown};
+  if (!exposure->held(now)) return {nullptr, FailReason::lapsed};
+  return {std::move(exposure), FailReason::unknown};
+}
+
+Exposures::Look Exposures::look(Exposure& exposure, Time now) const {
+  Look look;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!exposure.held(now)) look.reason = FailReason::lapsed;
+  }
+  if (exposure.withdrawn) look.reason = FailReason::withdrawn;
+  if (look.reason != FailReason::unknown) return look;
+  look.holding = std::shared_lock(exposure.looking);
+  if (exposure.withdrawn) return {.holding = {}, .reason = FailReason::withdrawn};
+  return look;
+}
+
+const ExposureSpec& Exposures::spec_of(const Exposure& exposure) { return exposure.spec; }
+
+void Exposures::record(Exposure& exposure, std::size_t first, std::span<const std::uint64_t> digests) {
+  const std::lock_guard hashing(exposure.hashing);
+  if (exposure.recorded.empty()) {
+    exposure.unrecorded = static_cast<std::size_t>(leaf_count(exposure.spec.plan->total_bytes()));
+    exposure.recorded.resize(exposure.unrecorded);
+    exposure.digests.resize(exposure.unrecorded);
+  }
+  for (std::size_t i = 0; i < digests.size(); ++i) {
+    exposure.digests[first + i] = digests[i];
+    if (!exposure.recorded[first + i]) --exposure.unrecorded;
+    exposure.recorded[first + i] = true;
+  }
+  if (exposure.unrecorded > 0) return;
+  const auto root = digest_root(exposure.digests);
+  const std::lock_guard lock(mutex_);
+  exposure.root = root;
 }
 
 std::vector<AttemptId> Exposures::lapse_all(std::string_view peer) {

@@ -1,5 +1,5 @@
 // Source side: what attempts may read, for how long, and its leaf digests. No UCX; shared by Python's thread and the
-// engine's. A lease that went unrenewed for its length is lapsed for good, whoever notices first.
+// engine's threads. A lease that went unrenewed for its length is lapsed for good, whoever notices first.
 #pragma once
 
 #include <chrono>
@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -52,7 +53,7 @@ class Exposures {
   // Any thread. `expose` is false if the attempt is exposed already.
   bool expose(ExposureSpec spec, Time now);
   LeaseAnswer lease(std::string_view peer, AttemptId attempt, Time now);
-  // After it returned, no digest touches the attempt's memory.
+  // After it returned, nothing here touches the attempt's memory.
   LeaseAnswer withdraw(std::string_view peer, AttemptId attempt, Time now);
   std::size_t size() const;
 
@@ -74,6 +75,21 @@ class Exposures {
     std::optional<FailReason> reason = std::nullopt;
   };
   Slice digest(Exposure& exposure);
+
+  // For a transport that sends the bytes itself, from several threads. As want(), any number of times.
+  Wanted find_held(std::string_view peer, AttemptId attempt, Time now) const;
+
+  // While it lives, and is one, the attempt's memory may be read: withdraw() waits for its end, so it is for one bounded
+  // piece of work. Otherwise `reason` says why the memory must not be read any more.
+  struct Look {
+    std::shared_lock<std::shared_mutex> holding;
+    FailReason reason = FailReason::unknown;
+    explicit operator bool() const { return holding.owns_lock(); }
+  };
+  Look look(Exposure& exposure, Time now) const;
+  static const ExposureSpec& spec_of(const Exposure& exposure);
+  // Leaves digested during a look, in any order, perhaps again. The root is known once all are.
+  void record(Exposure& exposure, std::size_t first, std::span<const std::uint64_t> digests);
 
   // Ends all leases of a peer that is gone; returns those that had not been reported as lapsed.
   std::vector<AttemptId> lapse_all(std::string_view peer);

@@ -26,6 +26,7 @@
 #include "kernel_jobs.hpp"
 #include "move.hpp"
 #include "plan.hpp"
+#include "stream_engine.hpp"
 #include "ucx_engine.hpp"
 #include "ucx_probe.hpp"
 
@@ -489,6 +490,26 @@ void bind_ucx(nb::module_& m) {
            "peer"_a, "region"_a, "address"_a, "length"_a, "key"_a);
 }
 
+// --- stream ---------------------------------------------------------------------------------------------------------
+
+void init_stream(StreamEngine* self, const LimitSeconds& seconds, std::size_t max_reads, std::size_t lanes) {
+  if (lanes < 1 || lanes > 64) throw std::invalid_argument("lanes must be in 1..64");
+  const auto limits = limits_of(seconds, max_reads);
+  nb::gil_scoped_release release;
+  new (self) StreamEngine(limits, lanes);
+}
+
+void bind_stream(nb::module_& m) {
+  using released = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<StreamEngine, Engine>(m, "StreamEngine", "Stream sockets and their threads; see kvlink.transports.stream.")
+      .def("__init__", &init_stream, "seconds"_a, "max_reads"_a, "lanes"_a,
+           (std::string(kLimitSeconds) + "`lanes` is the most that a peer has; each has a thread.").c_str())
+      .def("region_length", &StreamEngine::region_length, "region"_a)
+      .def("import_region", &StreamEngine::import_region, "peer"_a, "region"_a, "length"_a)
+      .def("connect", &StreamEngine::connect, "peer"_a, "channel"_a, "lanes"_a, released(),
+           "Takes all descriptors over, whatever happens.");
+}
+
 void bind_probe(nb::module_& m) {
   using released = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<UcxProbe>(m, "UcxProbe", "A bare loop over UCX gets: the limit that transfers are compared with.")
@@ -521,5 +542,6 @@ NB_MODULE(_kvlink, m) {
   kvlink::bind_kernel_jobs(m);
   kvlink::bind_engine(m);
   kvlink::bind_ucx(m);
+  kvlink::bind_stream(m);
   kvlink::bind_probe(m);
 }

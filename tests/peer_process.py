@@ -1,4 +1,4 @@
-"""A UCX transport in a process of its own, driven from a test: `PeerProcess` here, `serve` there.
+"""A native transport in a process of its own, driven from a test: `PeerProcess` here, `serve` there.
 
 Calls go over a socket pair, one at a time, as MessagePack; descriptors travel beside them. The memory of its region is
 a file both processes map, so that a test sees it while its owner is stopped or dead.
@@ -24,9 +24,12 @@ from kvlink.errors import KVLinkError, TransportError
 from kvlink.plan import CopyPlan, Dim, Segment
 from kvlink.testing.harness import MEMORY_BYTES, REGION
 from kvlink.transports.base import Completion, Exposure, LeaseReport, Read, RegionKey
+from kvlink.transports.stream import StreamTransport
 from kvlink.transports.ucx import UcxProbe, UcxTransport
 
 MAX_MESSAGE = 1 << 20
+MAX_SOCKETS = 16
+KINDS: dict[str, Callable[..., UcxTransport | StreamTransport]] = {"ucx": UcxTransport, "stream": StreamTransport}
 
 
 class Call(msgspec.Struct, array_like=True):
@@ -71,7 +74,12 @@ class PeerProcess:
     """A process with one transport, whose region `REGION` is ``memory``, and perhaps a probe."""
 
     def __init__(
-        self, *, length: int = MEMORY_BYTES, environment: dict[str, str] | None = None, **settings: object
+        self,
+        *,
+        kind: str = "ucx",
+        length: int = MEMORY_BYTES,
+        environment: dict[str, str] | None = None,
+        **settings: object,
     ) -> None:
         descriptor = os.memfd_create("peer")
         os.ftruncate(descriptor, length)
@@ -90,19 +98,19 @@ class PeerProcess:
         theirs.close()
         os.close(descriptor)
         try:
-            self.open(**settings)
+            self.open(kind=kind, **settings)
         except BaseException:
             self.close()
             raise
 
-    def open(self, **settings: object) -> None:
+    def open(self, *, kind: str = "ucx", **settings: object) -> None:
         """A new transport in place of the one before, and zeros in the memory."""
-        self.address: bytes = self.call("open", settings=settings)
+        self.address: bytes = self.call("open", kind=kind, settings=settings)
         self.memory[:] = 0
 
-    def call(self, name: str, descriptor: int | None = None, **arguments: object) -> Any:
+    def call(self, name: str, *descriptors: int, **arguments: object) -> Any:
         message = msgspec.msgpack.encode(Call(name, arguments))
-        socket.send_fds(self._socket, [message], [] if descriptor is None else [descriptor])
+        socket.send_fds(self._socket, [message], descriptors)
         return self.answer()
 
     def send(self, name: str, **arguments: object) -> None:
@@ -127,10 +135,12 @@ class PeerProcess:
         assert self.process.stdout is not None
         return self.process.stdout.read().decode()
 
-    def connect(self, peer: str, address: bytes, channel: socket.socket) -> None:
+    def connect(self, peer: str, address: bytes, channel: socket.socket, *lanes: socket.socket) -> None:
         """Starts connecting; the completion is in `poll`."""
-        self.call("connect", channel.fileno(), peer=peer, address=address)
-        channel.close()
+        given = (channel, *lanes)
+        self.call("connect", *(sock.fileno() for sock in given), peer=peer, address=address)
+        for sock in given:
+            sock.close()
 
     def key(self) -> RegionKey:
         return msgspec.convert(self.call("key"), RegionKey)
@@ -180,21 +190,21 @@ class Served:
 
     def __init__(self, memory: np.ndarray) -> None:
         self._memory = memory
-        self._transport: UcxTransport | None = None
-        self.descriptor: int | None = None
+        self._transport: UcxTransport | StreamTransport | None = None
+        self.descriptors: list[int] = []
 
-    def open(self, settings: dict[str, Any]) -> bytes:
+    def open(self, kind: str, settings: dict[str, Any]) -> bytes:
         """A transport in place of the one before."""
         if self._transport is not None:
             self._transport.close()
-        self._transport = UcxTransport(**settings)
+        self._transport = KINDS[kind](**settings)
         self._transport.register(REGION, self._memory.ctypes.data, len(self._memory))
         self._tls = settings.get("ucx_tls")
         return self._transport.address()
 
     def connect(self, peer: str, address: bytes) -> int:
-        assert self.descriptor is not None
-        return self._transport.connect(peer, address, self.descriptor)
+        channel, *lanes = self.descriptors
+        return self._transport.connect(peer, address, channel, lanes)
 
     def key(self) -> RegionKey:
         return self._transport.export_key(REGION)
@@ -237,11 +247,11 @@ class Served:
 
 def serve(calls: socket.socket, served: Served) -> None:
     while True:
-        received, descriptors, _, _ = socket.recv_fds(calls, MAX_MESSAGE, 1)
+        received, descriptors, _, _ = socket.recv_fds(calls, MAX_MESSAGE, MAX_SOCKETS)
         if not received:
             return
         call = msgspec.msgpack.decode(received, type=Call)
-        served.descriptor = descriptors[0] if descriptors else None
+        served.descriptors = descriptors
         method: Callable[..., Any] = getattr(served, call.name)
         try:
             answer = Answer(method(**call.arguments))

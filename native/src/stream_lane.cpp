@@ -1,0 +1,64 @@
+#include "stream_lane.hpp"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <stdexcept>
+#include <utility>
+
+namespace kvlink {
+
+Lane::Lane(int fd) : fd_(fd) {
+  const int on = 1;
+  setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // a Unix socket refuses this, and needs none
+  int type = 0;
+  socklen_t length = sizeof type;
+  if (getsockopt(fd_, SOL_SOCKET, SO_TYPE, &type, &length) < 0 || type != SOCK_STREAM) {
+    ::close(std::exchange(fd_, -1));
+    throw std::runtime_error("a lane must be a stream socket");
+  }
+}
+
+Lane::~Lane() { close(); }
+
+void Lane::close() {
+  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+  if (landing_) landing_->abandon();
+  closed_.store(true, std::memory_order_release);
+}
+
+void Lane::join(std::string peer, Exposures& exposures, std::shared_ptr<Demand> demand) {
+  peer_ = std::move(peer);
+  demand_ = std::move(demand);
+  serving_ = std::make_unique<Serving>(exposures, peer_);
+  landing_ = std::make_unique<Landing>(*demand_);
+}
+
+Lane::Received Lane::receive(std::span<std::byte> scratch) {
+  auto heard = landing_->step(fd_, scratch);
+  if (heard.ask) serving_->accept(*heard.ask);
+  if (heard.answered) ask();
+  return {heard.step, heard.over};
+}
+
+LaneStep Lane::send() { return serving_->step(fd_); }
+
+bool Lane::ask() {
+  while (auto next = demand_->take(landing_->unanswered())) {
+    const ReadSpec& spec = next->read->spec();
+    serving_->ask({.word = LaneWord::ask,
+                   .digests = static_cast<std::uint16_t>(spec.integrity ? 1 : 0),
+                   .attempt = spec.attempt,
+                   .begin = next->stretch.begin,
+                   .end = next->stretch.end});
+    landing_->asked(std::move(*next));
+  }
+  return !serving_->idle();
+}
+
+}  // namespace kvlink
