@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kvlink.layout import CacheSpec, DType, Group, Identity, Place, Plane, PlaneKind, Rope
     from kvlink.link import CloseReport, Link, Part, Reservation, Result, State, Stats, open_link
     from kvlink.memory import Caches, PlaneKey, Span
+    from kvlink.protocol import RetryPolicy
     from kvlink.wire import Claim, Offer, Roster, Ticket, request_key
 
 _HOMES = {
@@ -37,6 +38,7 @@ _HOMES = {
     "layout": ("CacheSpec", "DType", "Group", "Identity", "Place", "Plane", "PlaneKind", "Rope"),
     "link": ("CloseReport", "Link", "Part", "Reservation", "Result", "State", "Stats", "open_link"),
     "memory": ("Caches", "PlaneKey", "Span"),
+    "protocol": ("RetryPolicy",),
     "wire": ("Claim", "Offer", "Roster", "Ticket", "request_key"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -63,6 +65,7 @@ __all__ = [
     "PlaneKind",
     "Reservation",
     "Result",
+    "RetryPolicy",
     "Rope",
     "Roster",
     "Span",

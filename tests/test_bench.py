@@ -53,6 +53,18 @@ async def test_every_byte_crosses_and_is_verified(transport, flow, shape):
     assert (report["environment"]["ucx_version"] is not None) == (transport == "ucx")
 
 
+@pytest.mark.parametrize("flow", ["fetch", "push"])
+async def test_chunks_lost_altered_and_late_by_chance_are_tried_again_and_verified(flow):
+    faults = "drop=0.2,corrupt=0.1,delay=0.2"
+    report = await finished(
+        *SMALL, *RESHAPED, "--transport", "loopback", "--flow", flow, "--fault", faults, "--tries", "20", "--seed", "4"
+    )
+    assert report["verified"] is True
+    assert report["case"]["fault"] == faults
+    assert report["requests"]["completed"] == 3
+    assert report["requests"]["retried"] > 0
+
+
 async def test_a_trace_in_many_processes_with_stages_and_requests_in_flight(tmp_path):
     trace = tmp_path / "trace.jsonl"
     trace.write_text("".join(json.dumps({"input_length": n}) + "\n" for n in (70, 1, 64, 333, 5, 128)))

@@ -45,6 +45,21 @@ def test_a_trace_gives_its_first_prompts_and_the_first_of_them_to_warm_up(tmp_pa
 
 
 @pytest.mark.parametrize(
+    "flags",
+    [
+        ("--transport", "loopback", "--fault", "lose=0.1"),
+        ("--transport", "loopback", "--fault", "drop=2"),
+        ("--transport", "loopback", "--fault", "drop"),
+        ("--fault", "drop=0.1"),
+        ("--tries", "0"),
+    ],
+)
+def test_faults_and_tries_that_make_no_sense_are_refused_by_their_flag(flags):
+    with pytest.raises(ConfigError, match=flags[-2]):
+        options(*flags)
+
+
+@pytest.mark.parametrize(
     ("line", "word"),
     [("{", "line 2"), ('{"input_length": "x"}', "line 2"), ("[]", "line 2"), ('{"input_length": -1}', "--tokens")],
 )

@@ -13,7 +13,7 @@ from kvlink.cli.bench.half import Access, Commons, Half
 from kvlink.cli.bench.workers import LocalWorker
 from kvlink.cli.models import Geometry
 from kvlink.layout import DType
-from kvlink.transports.faults import FlipByte
+from kvlink.transports.faults import FailRead, FlipByte, RandomFaults
 from kvlink.transports.loopback_fabric import LoopbackFabric
 
 
@@ -37,11 +37,11 @@ class Meddler(LocalWorker):
         return await super().call(command, reply)
 
 
-async def bench(*faults, integrity=True, flow="fetch", target_worker=LocalWorker):
+async def bench(*faults, integrity=True, flow="fetch", target_worker=LocalWorker, tries=1, tp=(1, 1)):
     case = Case(
         geometry=Geometry(model="tiny", layers=2, kv_heads=2, head_dim=32, dtype=DType.BFLOAT16),
-        source=Side(tp=1, pp=1, block_size=16, layout="nhd"),
-        target=Side(tp=1, pp=1, block_size=32, layout="hnd"),
+        source=Side(tp=tp[0], pp=1, block_size=16, layout="nhd"),
+        target=Side(tp=tp[1], pp=1, block_size=32, layout="hnd"),
         prompts=(500, 500, 500),
         warmup=0,
         concurrency=1,
@@ -52,6 +52,7 @@ async def bench(*faults, integrity=True, flow="fetch", target_worker=LocalWorker
         ucx_tls=None,
         ucx_origin="auto",
         seed=0,
+        tries=tries,
     )
     access = Access(host="127.0.0.1", secret="sixteen bytes at the least")
     watcher = Watcher()
@@ -93,6 +94,22 @@ async def test_a_request_that_fails_is_counted_said_and_the_others_go_on(flow):
     assert (report.requests.completed, report.requests.failed) == (2, 1)
     assert len(faults) == 1
     assert "request 1 failed" in faults[0]
+
+
+@pytest.mark.parametrize("flow", ["fetch", "push"])
+async def test_a_request_that_fails_is_tried_again_whole_and_every_retry_is_counted(flow):
+    """G2: on all ranks, into fresh blocks, though one of them had installed."""
+    report, faults = await bench(FlipByte(chunk=0, read=2), FailRead(nth=5), flow=flow, tries=3, tp=(1, 2))
+    assert report.verified, faults
+    assert (report.requests.completed, report.requests.failed, report.requests.retried) == (3, 0, 2)
+
+
+@pytest.mark.parametrize("flow", ["fetch", "push"])
+async def test_chance_may_lose_alter_and_delay_chunks_and_every_byte_is_still_right(flow):
+    chance = RandomFaults(drop=0.6, corrupt=0.3, delay=0.3, seed=1)
+    report, faults = await bench(chance, flow=flow, tries=20)
+    assert report.verified, faults
+    assert report.requests.retried > 0
 
 
 async def test_a_byte_written_where_nothing_was_moved_is_seen_at_the_end():

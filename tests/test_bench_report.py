@@ -57,7 +57,7 @@ CASE = Case(
 
 def move(wire_seconds: float) -> m.RankMove:
     return m.RankMove(
-        bytes=5, retries=0, rereads=0, transport="ucx", transport_reason="asked for", path="direct", path_reason="only",
+        bytes=5, rereads=0, transport="ucx", transport_reason="asked for", path="direct", path_reason="only",
         phases={"wire": wire_seconds},
     )  # fmt: skip
 

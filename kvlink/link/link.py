@@ -11,10 +11,13 @@ from kvlink import limits
 from kvlink.descriptor import Facts
 from kvlink.link.driver import CloseReport, Driver, Stats, open_driver
 from kvlink.link.part import LivePart, Part, Result
+from kvlink.link.retries import Retrying, check_sources
 from kvlink.link.room import Reservation
+from kvlink.protocol.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from kvlink.config import Config
+    from kvlink.link.retries import GiveBack, NextOffer, TakeBlocks
     from kvlink.link.target_work import Uncovered
     from kvlink.memory import Caches
     from kvlink.transports.base import Capabilities, Transport
@@ -175,12 +178,63 @@ class Link:
             facts=facts,
             uncovered=uncovered,
         )
-        try:
-            return await part.wait()
-        except asyncio.CancelledError:
-            self.cancel(part, "the caller stopped waiting")
-            await asyncio.shield(self._driver.ended((part,)))
-            raise
+        return await self._finished(part)
+
+    async def fetch_with_retries(  # noqa: PLR0913 - what a request can say of itself
+        self,
+        offer: Offer,
+        take_blocks: TakeBlocks,
+        *,
+        give_back: GiveBack,
+        deadline_seconds: float,
+        policy: RetryPolicy | None = None,
+        next_offer: NextOffer | None = None,
+        first_token: int | Sequence[int] | None = None,
+        facts: Facts | None = None,
+        uncovered: Uncovered = "leave",
+    ) -> Result:
+        """`fetch`, and again while that may help: each try a fresh attempt into fresh blocks.
+
+        Args:
+            offer: the first source's.
+            take_blocks: called before each try; gives this rank's blocks for that offer. What it raises counts as the
+                try's end, so a `BusyError` (of `reserve`, say) is tried again after its hint.
+            give_back: called with the blocks of a try that failed, after its cut-off: they may be reused at once.
+            deadline_seconds: for each try; all of them together have ``policy.total_seconds``.
+            policy: how often, how long and with what pauses; its defaults if not given.
+            next_offer: called with the last offer and its error before each retry; another source's offer, or ``None``
+                to stay. Without it, or with ``None``, what only another source can mend ends the request. Only for
+                engines of one rank: siblings must read from one source.
+            first_token: as for `fetch`.
+            facts: as for `fetch`.
+            uncovered: as for `fetch`.
+
+        Never tried again: what the table `kvlink.protocol.AGAIN` says makes no sense, and what is *indeterminate*.
+        Nothing here turns to another target: this rank is the only one.
+
+        Cancelling the wait returns after the cut-off of the try that runs; its blocks were given back.
+
+        Returns:
+            Of the try that was done; ``tries`` says how many there were, ``seconds`` is over all of them.
+
+        Raises:
+            KVLinkError: what the last try ended with, with a note of how many there were.
+        """
+        check_sources(next_offer, self._driver.ranks)
+        retrying = Retrying(
+            policy or RetryPolicy(), deadline_seconds, take_blocks, give_back, next_offer, self._driver.counters
+        )
+
+        async def once(offer: Offer, into: Sequence[Sequence[int]], seconds: float) -> Result:
+            part = self.start_fetch(
+                offer, into, deadline_seconds=seconds, first_token=first_token, facts=facts, uncovered=uncovered
+            )
+            try:
+                return await self._finished(part)
+            finally:
+                retrying.attempts += 0 if part.result is None else part.result.attempts
+
+        return await retrying.run(offer, once)
 
     def expect(self, ticket: Ticket, source: Roster, into: Sequence[Sequence[int]], *, deadline_seconds: float) -> Part:
         """Target, push flow: room is reserved in ``into``; deliver the ticket, and read once a source announces.
@@ -292,6 +346,15 @@ class Link:
             ClosedError: in a process forked since; the link is its parent's to close.
         """
         return await self._driver.close(timeout_seconds)
+
+    async def _finished(self, part: Part) -> Result:
+        """Wait for the end; a wait that is cancelled returns after the cut-off."""
+        try:
+            return await part.wait()
+        except asyncio.CancelledError:
+            self.cancel(part, "the caller stopped waiting")
+            await asyncio.shield(self._driver.ended((part,)))
+            raise
 
 
 class OpeningLink:

@@ -45,6 +45,7 @@ class Result:
         bytes: payload bytes of this rank's share (each counted once, re-reads apart).
         seconds: from the verb's call to the end.
         attempts: attempts started, over all legs.
+        tries: times that the whole part was tried, each a fresh attempt of every leg.
         legs: legs of this part.
         rereads: chunks read again because a digest differed.
         transport, transport_reason, path, path_reason: what carried it, and why it was chosen.
@@ -58,6 +59,7 @@ class Result:
     bytes: int = 0
     seconds: float = 0.0
     attempts: int = 0
+    tries: int = 1
     legs: int = 0
     rereads: int = 0
     transport: str = ""

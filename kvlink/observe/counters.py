@@ -18,6 +18,7 @@ class Counters:
         leases_granted, leases_lapsed: leases this rank gave, and those that went unrenewed.
         asks_parked, asks_refused: asks that came early, and those answered with a refusal.
         peers_connected, peers_lost: sessions made, and those that ended by reset or silence.
+        fetches_retried, sources_changed: tries after a failed one, and those of them that turned to another source.
         demands_admitted, demands_queued, demands_busy, demands_too_large: requests for room (`kvlink.Link.reserve`)
             that got it, had to wait for it, were turned away, or can never fit.
         reservations_expired: reservations that nobody used in their time.
@@ -38,6 +39,8 @@ class Counters:
     asks_refused: int = 0
     peers_connected: int = 0
     peers_lost: int = 0
+    fetches_retried: int = 0
+    sources_changed: int = 0
     demands_admitted: int = 0
     demands_queued: int = 0
     demands_busy: int = 0

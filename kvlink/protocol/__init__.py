@@ -9,6 +9,7 @@ from __future__ import annotations
 from kvlink.protocol import source, target
 from kvlink.protocol.ledger import Fresh, Join, Ledger, Recorded, Refuse
 from kvlink.protocol.parking import ParkingLot
+from kvlink.protocol.retry import AGAIN, Again, RetryPolicy, again
 from kvlink.protocol.source import answer_unknown
 from kvlink.protocol.source_leg import LeaseLapsed, PreparedArrived
 from kvlink.protocol.source_part import (
@@ -56,7 +57,9 @@ from kvlink.protocol.vocabulary import (
 )
 
 __all__ = [
+    "AGAIN",
     "Action",
+    "Again",
     "AskArrived",
     "Cancel",
     "CutOff",
@@ -86,6 +89,7 @@ __all__ = [
     "ReleaseBlocks",
     "RenewHold",
     "Report",
+    "RetryPolicy",
     "Seal",
     "Send",
     "SendAnnounce",
@@ -104,6 +108,7 @@ __all__ = [
     "Timing",
     "Unpark",
     "Withdraw",
+    "again",
     "answer_unknown",
     "ended_error",
     "error_info",

@@ -9,6 +9,7 @@ Everything is counted from one (the first read is 1) except chunks, which are nu
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -89,7 +90,47 @@ class KillPeer:
     after_chunks: int
 
 
-Fault = FlipByte | DelayChunk | FailRead | FailRegister | FailConnect | RefuseReads | DropRenewals | StopPeer | KillPeer
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomFaults:
+    """Every chunk of every read takes its chance.
+
+    What happens to a chunk depends on ``seed``, its read, its index and its try only: not on the order of events.
+
+    Attributes:
+        drop: how likely a chunk never comes; its read then ends with FAILED.
+        corrupt: how likely a byte of a try at a chunk arrives wrong.
+        delay: how likely a chunk stays in flight for up to ``delay_steps`` more polls of its target.
+        delay_steps: at most, 1 at least.
+        seed: of all these draws.
+    """
+
+    drop: float = 0.0
+    corrupt: float = 0.0
+    delay: float = 0.0
+    delay_steps: int = 16
+    seed: int = 0
+
+    def drops(self, read: int, landed: int) -> bool:
+        """Whether the chunk after ``landed`` others of a read never comes."""
+        return self.drop > 0 and self._draw("drop", read, landed).random() < self.drop
+
+    def corrupts(self, read: int, chunk: int, nth_try: int) -> bool:
+        """Whether a byte of this try at a chunk arrives wrong."""
+        return self.corrupt > 0 and self._draw("corrupt", read, chunk, nth_try).random() < self.corrupt
+
+    def steps(self, read: int, chunk: int) -> int:
+        """Polls by which a chunk is late."""
+        draw = self._draw("delay", read, chunk)
+        return draw.randint(1, self.delay_steps) if self.delay > 0 and draw.random() < self.delay else 0
+
+    def _draw(self, what: str, *numbers: int) -> random.Random:
+        return random.Random(f"{self.seed} {what} {numbers}")  # noqa: S311 - chance to repeat, not a secret
+
+
+Fault = (
+    FlipByte | DelayChunk | FailRead | FailRegister | FailConnect | RefuseReads | DropRenewals | StopPeer | KillPeer
+    | RandomFaults
+)  # fmt: skip
 
 
 class FaultScript:
@@ -132,7 +173,9 @@ class FaultScript:
     def read_fails(self, read: int, landed: int) -> bool:
         """Whether a read ends now, with ``landed`` of its chunks at the target."""
         return any(
-            isinstance(fault, FailRead) and fault.nth == read and landed >= fault.after_chunks for fault in self._faults
+            (isinstance(fault, FailRead) and fault.nth == read and landed >= fault.after_chunks)
+            or (isinstance(fault, RandomFaults) and fault.drops(read, landed))
+            for fault in self._faults
         )
 
     def delay(self, read: int, chunk: int) -> int:
@@ -141,15 +184,18 @@ class FaultScript:
             fault.steps
             for fault in self._faults
             if isinstance(fault, DelayChunk) and fault.chunk in (None, chunk) and fault.read in (None, read)
-        )
+        ) + sum(fault.steps(read, chunk) for fault in self._faults if isinstance(fault, RandomFaults))
 
     def flips(self, read: int, chunk: int, nth_try: int) -> bool:
         """Whether a byte of this try at a chunk arrives wrong."""
         return any(
-            isinstance(fault, FlipByte)
-            and fault.chunk == chunk
-            and fault.read in (None, read)
-            and fault.on_try in (None, nth_try)
+            (
+                isinstance(fault, FlipByte)
+                and fault.chunk == chunk
+                and fault.read in (None, read)
+                and fault.on_try in (None, nth_try)
+            )
+            or (isinstance(fault, RandomFaults) and fault.corrupts(read, chunk, nth_try))
             for fault in self._faults
         )
 

@@ -46,8 +46,19 @@ class Round(msgspec.Struct, frozen=True):
     warmup: bool
 
 
+class FaultRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How likely each chunk is lost, altered and late, 0 to 1."""
+
+    drop: float = 0.0
+    corrupt: float = 0.0
+    delay: float = 0.0
+
+
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One bench, complete: both halves need nothing else. ``prompts`` are token counts, warm-up first."""
+    """One bench, complete: both halves need nothing else.
+
+    ``prompts`` are token counts, warm-up first. ``tries`` are those of a request, the first included.
+    """
 
     geometry: Geometry
     source: Side
@@ -62,6 +73,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ucx_tls: str | None
     ucx_origin: str
     seed: int
+    tries: int = 1
+    fault: FaultRates | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run, by the name of its flag.
@@ -74,6 +87,10 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise ConfigError(msg)
         _within("--tokens", min(self.prompts), 1, limits.MAX_TOKENS_PER_REQUEST)
         _within("--tokens", max(self.prompts), 1, limits.MAX_TOKENS_PER_REQUEST)
+        _within("--tries", self.tries, 1, limits.MAX_RETRY_TRIES)
+        if self.fault is not None and self.transport != "loopback":
+            msg = "--fault is made by the loopback: give --transport loopback too"
+            raise ConfigError(msg)
         _within("--concurrency", self.concurrency, 1, limits.MAX_ACTIVE_READS)
         _within("--layers", self.geometry.layers, 1, limits.MAX_LAYERS)
         _within("--kv-heads", self.geometry.kv_heads, 1, limits.MAX_HEADS)

@@ -26,6 +26,7 @@ from kvlink.cli.bench.screen import Screen
 from kvlink.cli.bench.serve import Lender, bench_secret, borrow, split_address
 from kvlink.cli.bench.workers import ChildWorker, LocalWorker, Worker, own_environment
 from kvlink.errors import CancelledError, ConfigError
+from kvlink.transports.faults import RandomFaults
 from kvlink.transports.loopback_fabric import LoopbackFabric
 
 T = TypeVar("T")
@@ -75,13 +76,21 @@ _Workers = dict[SideName, list[Worker]]
 def _local_workers(case: Case, stack: AsyncExitStack) -> _Workers:
     """Both halves in this process."""
     access = Access(host=LOOPBACK_HOST, secret=secrets.token_hex(32))
-    commons = Commons(LoopbackFabric(case.seed))
+    commons = Commons(LoopbackFabric(case.seed, _faults(case)))
     workers: _Workers = {"source": [], "target": []}
     for own in workers.values():
         half = Half(access, commons)
         stack.push_async_callback(half.aclose)
         own.append(LocalWorker(half))
     return workers
+
+
+def _faults(case: Case) -> list[RandomFaults]:
+    if case.fault is None:
+        return []
+    return [
+        RandomFaults(drop=case.fault.drop, corrupt=case.fault.corrupt, delay=case.fault.delay, seed=case.seed),
+    ]
 
 
 async def _child_workers(options: Options, stack: AsyncExitStack) -> _Workers:

@@ -8,6 +8,7 @@ of the same bytes is timed before or after each transfer, in turn.
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Final, Protocol, TypeVar
@@ -19,6 +20,8 @@ from kvlink.cli.bench.ranks import Wiring, count_runs, side_specs
 from kvlink.cli.bench.report import Report, Runs, make_report
 from kvlink.cli.bench.tally import Pair, Span, Tally, Transfer, Window
 from kvlink.cli.bench.workers import Worker
+from kvlink.errors import KVLinkError
+from kvlink.protocol import Again, RetryPolicy, again
 from kvlink.wire import info_to_error
 
 T = TypeVar("T")
@@ -89,6 +92,8 @@ class Conductor:
         self._screen = screen
         self._wiring = Wiring(source.specs, target.specs)
         self._slots = asyncio.Semaphore(case.concurrency)
+        self._policy = RetryPolicy(max_tries=case.tries)
+        self._chance = random.Random(case.seed)  # noqa: S311 - spreads retries; keeps no secret
         self.tally = Tally()
 
     async def run(self) -> Report:
@@ -176,24 +181,53 @@ class Conductor:
         )
 
     async def _move(self, request: _Request) -> None:
+        """Try until it is installed on every rank, or the policy ends it. Its time is over all tries."""
+        tries: list[m.Moved] = []
+        async with self._slots:
+            while request.transfer is None:
+                moved = await self._try(request)
+                tries += moved
+                error = next((info_to_error(worker.error) for worker in moved if worker.error is not None), None)
+                if error is not None:
+                    pause = self._pause(error, tries)
+                    await self._source.ask(m.Abandon(request=request.index, why="the target failed"), m.Done)
+                    if pause is None:
+                        self._fault(f"request {request.index} failed: {error}")
+                        return
+                    await asyncio.sleep(pause)
+                    await self._start_over(request)
+                    continue
+                request.transfer = Transfer(
+                    request=request.index,
+                    payload_bytes=self._case.request_bytes(request.index),
+                    span=Span.over(tries),
+                    moves=tuple(move for worker in moved for move in worker.ranks),
+                )
+
+    async def _try(self, request: _Request) -> list[m.Moved]:
         command = m.Move(
             request=request.index, source_blocks=request.source_blocks, target_blocks=request.target_blocks
         )
-        async with self._slots:
-            moved = await self._target.ask(command, m.Moved)
-        moves = tuple(move for worker in moved for move in worker.ranks)
-        self.tally.retried += sum(move.retries for move in moves)
-        error = next((worker.error for worker in moved if worker.error is not None), None)
-        if error is not None:
-            self._fault(f"request {request.index} failed: {info_to_error(error)}")
-            await self._source.ask(m.Abandon(request=request.index, why="the target failed"), m.Done)
-            return
-        request.transfer = Transfer(
-            request=request.index,
-            payload_bytes=self._case.request_bytes(request.index),
-            span=Span.over(moved),
-            moves=moves,
-        )
+        return await self._target.ask(command, m.Moved)
+
+    def _pause(self, error: KVLinkError, tries: Sequence[m.Moved]) -> float | None:
+        """Before the next try, or ``None`` if there is none: the source stays the same."""
+        if again(error) is not Again.HERE:
+            return None
+        elapsed, count = Span.over(tries).seconds, len(tries) // len(self._target.workers)
+        return self._policy.pause(error, tries=count, elapsed_seconds=elapsed, draw=self._chance.random())
+
+    async def _start_over(self, request: _Request) -> None:
+        """A request is tried again whole, on all ranks, as an engine would: siblings that installed let go of it.
+
+        Every part has ended, so every try is cut off: its blocks go back, and fresh ones are taken.
+        """
+        self.tally.retried += 1
+        await self._source.ask(m.Settle(request=request.index), m.Settled)
+        await self._target.ask(m.Wipe(request=request.index, blocks=request.target_blocks), m.Done)
+        self._target.pool.give_back(request.target_blocks)
+        request.target_blocks = self._target.pool.take(len(request.target_blocks))
+        await self._source.ask(m.Provide(request=request.index, blocks=request.source_blocks), m.Done)
 
     async def _finish(self, request: _Request) -> None:
         """Compare every byte of what was installed, then give the blocks back to the canary."""

@@ -348,7 +348,6 @@ async def _ends(parts: Iterable[kvlink.Part]) -> tuple[list[kvlink.Result], Erro
 def _rank_move(result: kvlink.Result) -> m.RankMove:
     return m.RankMove(
         bytes=result.bytes,
-        retries=result.attempts - result.legs,
         rereads=result.rereads,
         transport=result.transport,
         transport_reason=result.transport_reason,

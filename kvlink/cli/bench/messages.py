@@ -170,7 +170,6 @@ class RankMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """One target rank's share of a request."""
 
     bytes: int
-    retries: int
     rereads: int
     transport: str
     transport_reason: str

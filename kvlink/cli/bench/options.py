@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from kvlink.cli.bench.case import Case, Flow, Side, TransportName
+from kvlink.cli.bench.case import Case, FaultRates, Flow, Side, TransportName
 from kvlink.cli.models import MODELS, Geometry
 from kvlink.errors import ConfigError
 from kvlink.layout import STANDARD_LAYOUTS, DType
@@ -80,6 +80,12 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--flow", choices=get_args(Flow), default="fetch", help="who speaks first (%(default)s)")
     group.add_argument("--transport", choices=get_args(TransportName), default="ucx", help="(%(default)s)")
     group.add_argument("--concurrency", type=int, default=1, metavar="N", help="requests in flight (%(default)s)")
+    group.add_argument("--tries", type=int, default=3, metavar="N", help="of a request that fails (%(default)s)")
+    group.add_argument(
+        "--fault",
+        metavar="LIST",
+        help="loopback: what happens to chunks by chance, as drop=0.01,corrupt=0.01,delay=0.1",
+    )
     group.add_argument("--integrity", choices=("on", "off"), default="on", help="digests on the way (%(default)s)")
     group.add_argument("--ucx-tls", metavar="LIST", help="UCX transports, as UCX_TLS (UCX decides)")
     group.add_argument("--ucx-origin", default="auto", metavar="ORIGIN", help="auto, wheel, system or a path")
@@ -127,6 +133,8 @@ def parse(arguments: argparse.Namespace) -> Options:
         ucx_tls=arguments.ucx_tls,
         ucx_origin=arguments.ucx_origin,
         seed=arguments.seed,
+        tries=arguments.tries,
+        fault=None if arguments.fault is None else _fault(arguments.fault),
     )
     return Options(
         case=case,
@@ -137,6 +145,25 @@ def parse(arguments: argparse.Namespace) -> Options:
         connect=arguments.connect,
         open_mode=arguments.open,
     )
+
+
+def _fault(text: str) -> FaultRates:
+    """Read the value of ``--fault``.
+
+    Raises:
+        ConfigError: an unknown name, or a rate that is none.
+    """
+    rates: dict[str, float] = {}
+    for item in text.split(","):
+        name, _, rate = item.partition("=")
+        try:
+            rates[name] = float(rate)
+        except ValueError:
+            rates[name] = -1.0
+    if not rates.keys() <= set(FaultRates.__struct_fields__) or not all(0 <= rate <= 1 for rate in rates.values()):
+        msg = f"--fault is {text!r}; give {', '.join(FaultRates.__struct_fields__)}, each with a rate from 0 to 1"
+        raise ConfigError(msg)
+    return FaultRates(**rates)
 
 
 def _geometry(arguments: argparse.Namespace) -> Geometry:

@@ -39,7 +39,10 @@ class SideReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was run. ``tokens`` of a trace is the mean prompt; ``device`` is where the caches lie."""
+    """What was run.
+
+    ``tokens`` of a trace is the mean prompt; ``device`` is where the caches lie; ``fault`` is what chunks suffered.
+    """
 
     model: str
     layers: int
@@ -59,6 +62,7 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     concurrency: int
     integrity: bool
+    fault: str | None = None
 
 
 class Runs(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +73,7 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Requests(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured requests; ``retried``: attempts beyond each leg's first."""
+    """Measured requests; ``retried``: tries beyond each request's first, warm-up included."""
 
     completed: int
     failed: int
@@ -205,6 +209,9 @@ def _case(case: Case, tally: Tally) -> CaseReport:
         requests=case.requests,
         concurrency=case.concurrency,
         integrity=case.integrity,
+        fault=None
+        if case.fault is None
+        else ",".join(f"{n}={r:g}" for n, r in msgspec.structs.asdict(case.fault).items()),
     )
 
 
