@@ -13,7 +13,7 @@ from virtual import VirtualNet
 from kvlink import Identity, Part, State
 from kvlink.cli.bench.content import Prompt
 from kvlink.errors import KVLinkError
-from kvlink.transports.faults import DelayChunk, DropRenewals, FailRead, FlipByte
+from kvlink.transports.faults import DelayChunk, DropRenewals, FailRead, FlipByte, RefuseReads
 from kvlink.transports.loopback_fabric import LoopbackFabric
 
 TINY = Identity(model="tiny", num_layers=1, num_kv_heads=2, head_dim=8, weights_revision="r1")
@@ -48,6 +48,7 @@ class Story:
         self.fabric = LoopbackFabric(seed, self._faults(), clock=net.loop.time, chunks_per_poll=1)
         self.findings: list[str] = []
         self.tps = {"prefill": self.dice.choice((1, 1, 2)), "decode": self.dice.choice((1, 1, 2))}
+        self.max_legs = self.dice.choice((2, 64, 64, 64))
         self.sides: dict[str, Side] = {}
         self.whole = 0
         self.quiet = False
@@ -61,13 +62,16 @@ class Story:
             FailRead(nth=dice.randint(1, 4)),
             DelayChunk(steps=dice.choice((30, 3000)), read=dice.randint(1, 4)),
         ]
-        return [fault for fault in menu if dice.random() < 0.2]
+        if dice.random() < 0.3:
+            menu.append(RefuseReads(active=1))
+        return [fault for fault in menu if dice.random() < 0.2 or isinstance(fault, RefuseReads)]
 
     # --- the world ----------------------------------------------------------------------------------------------------
 
     async def start(self, name: str) -> Side:
         make = source_engine if name == "prefill" else target_engine
-        engine = make(self.fabric, tp=self.tps[name], settings=dict(SETTINGS), **SHAPE)
+        settings = SETTINGS | {"max_legs": self.max_legs}
+        engine = make(self.fabric, tp=self.tps[name], settings=settings, **SHAPE)
         await engine.__aenter__()
         self.sides[name] = side = Side(engine)
         return side
@@ -148,17 +152,24 @@ class Story:
     async def _push_flow(self, key: str, prompt: Prompt, source: Side, blocks) -> None:
         target = self.sides["decode"]
         ticket = target.engine.ticket(key, TOKENS, ttl_seconds=3.0)
-        parts = [link.announce(key, ttl_seconds=3.0) for link in source.engine.links]
+        parts: list[Part] = []
 
-        def seal() -> None:
-            for part in parts:
-                if not part.state.ended and not source.dead:
-                    part.ready(blocks=(blocks,), tokens=TOKENS)
-                    part.seal()
+        def announce() -> None:
+            if not source.dead:
+                parts.extend(link.announce(key, ttl_seconds=3.0) for link in source.engine.links)
+                for part in parts:
+                    self._source_part(source, blocks, part)
+                    self.net.loop.call_later(0.0 if self.quiet else self.dice.random() * 2.0, seal, part)
 
-        for part in parts:
-            self._source_part(source, blocks, part)
-        self.net.loop.call_later(0.0 if self.quiet else self.dice.random() * 2.0, seal)
+        def seal(part: Part) -> None:
+            if not part.state.ended and not source.dead:
+                part.ready(blocks=(blocks,), tokens=TOKENS)
+                part.seal()
+
+        if self.quiet or self.dice.random() < 0.6:
+            announce()
+        else:
+            self.net.loop.call_later(self.dice.random(), announce)
         roster = source.engine.roster
         await self._take_in(
             target, prompt, lambda link, into: link.expect(ticket, roster, (into,), deadline_seconds=5.0)
@@ -177,6 +188,8 @@ class Story:
             for part in parts:
                 part.when_ended(lambda ended: self._judge_end(target, parts, prompt, into, ended))
             if not self.quiet and self.dice.random() < 0.2:
+                self._again(target, prompt, begin, into)
+            if not self.quiet and self.dice.random() < 0.2:
                 victim = self.dice.choice(parts)
                 self.net.loop.call_later(self.dice.random(), target.engine.links[0].cancel, victim, "meddled")
             await self._ended(target, parts)
@@ -185,6 +198,12 @@ class Story:
         done = bool(parts) and all(part.state is State.DONE for part in parts) and not target.dead
         self.whole += done
         return done
+
+    def _again(self, target: Side, prompt: Prompt, begin, into) -> None:
+        """The same words once more: it joins."""
+        for link in target.engine.links:
+            with contextlib.suppress(KVLinkError):
+                self._open.append((target, begin(link, into)))
 
     async def _ended(self, side: Side, parts: list[Part]) -> None:
         bound = self.net.loop.now + 60.0

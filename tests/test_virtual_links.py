@@ -20,7 +20,7 @@ from kvlink.link.source_half import SourceHalf
 from kvlink.link.target_half import TargetHalf
 from kvlink.memory import BlockLedger
 from kvlink.protocol import CutOffDone
-from kvlink.transports.faults import FailConnect, FailRead, FailRegister
+from kvlink.transports.faults import DelayChunk, FailConnect, FailRead, FailRegister, RefuseReads
 from kvlink.transports.loopback_fabric import LoopbackFabric
 
 SEEDS = 2_000
@@ -243,3 +243,31 @@ def test_any_one_registration_may_fail_and_opening_again_works(monkeypatch: pyte
     for number in range(1, regions + 1):
         loop = run(number, monkeypatch, partial(story, number))
         assert not loop.errors
+
+
+def test_a_waiting_read_that_cannot_start_makes_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for one read: the first is slow, the second's source dies while it waits, the third must not starve."""
+
+    async def story(net: VirtualNet) -> None:
+        slow = DelayChunk(steps=400, read=1)
+        fabric = LoopbackFabric(1, [RefuseReads(active=1), slow], clock=net.loop.time, chunks_per_poll=1)
+        other = Engine("other", fabric, **SHAPE)
+        async with source_engine(fabric, **SHAPE) as source, other, target_engine(fabric, **SHAPE) as target:
+            parts = []
+            for number, engine in enumerate((source, other, source)):
+                offer = engine.offer(f"i:{number}", Run.blocks(number)[0], TOKENS)
+                engine.links[0].publish(offer)
+                into = Run.blocks(number)[1]
+                parts.append(target.links[0].start_fetch(offer, (into,), deadline_seconds=60))
+                await asyncio.sleep(0.1)
+            assert [part.state for part in parts] == [State.MOVING] * 3
+            place = other.ranks[0].caches.spec.place
+            net.kill(place)
+            fabric.kill(str(place))
+            await parts[0].wait()
+            began = net.loop.now
+            await parts[2].wait()
+            assert net.loop.now - began < 1.0
+
+    loop = run(1, monkeypatch, story)
+    assert not loop.errors

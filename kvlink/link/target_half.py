@@ -521,11 +521,17 @@ class TargetHalf:
             self._feed(work, event)
         if leg.cutting:  # the cut-off waited for this: a READ completion means that nothing is outstanding
             self._feed(work, protocol.CutOffDone(leg.attempt))
-        while self._waiting_reads:
-            waiting, other = self._waiting_reads.popleft()
-            if other.attempt in self._of_attempt and not other.cutting and other.plan is not None:
-                self._start_read(waiting, other, other.plan.total_bytes)
-                break
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        """There is room for a read: start one that waits. Those that cannot start any more make room for the next."""
+        for _ in range(len(self._waiting_reads)):
+            work, leg = self._waiting_reads.popleft()
+            if leg.attempt in self._of_attempt and not leg.cutting and leg.plan is not None:
+                waiting = len(self._waiting_reads)
+                self._start_read(work, leg, leg.plan.total_bytes)
+                if leg.reading or len(self._waiting_reads) > waiting:
+                    break
 
     def _cut_off(self, work: TargetWork, leg: LegWork) -> None:
         """Nothing lands after `CutOffDone`: either no get is outstanding, or the transport says when none is."""
