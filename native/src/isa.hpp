@@ -1,4 +1,4 @@
-// Which of the instruction sets that files are compiled for this CPU runs: x86-64 baseline, AVX2, AVX-512 (F, BW, VL, DQ).
+// Which of the instruction sets that files are compiled for this CPU runs: baseline, AVX2, AVX-512 (F, BW, VL, DQ).
 #pragma once
 
 #include <cstddef>

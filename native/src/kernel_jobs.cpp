@@ -36,7 +36,8 @@ int item_elements(const Plan& plan, std::size_t part, std::span<const std::int64
   const Plan::Part& it = plan.parts()[part];
   const std::int64_t source_size = it.convert ? it.convert->source_bytes() : 1;
   const std::int64_t target_size = it.convert ? it.convert->target_bytes() : 1;
-  const std::int64_t source = address_bits(it, Side::source, source_addresses) | (wire_aligned ? plan.part_begin(part) : 0);
+  const std::int64_t wire = wire_aligned ? plan.part_begin(part) : 0;
+  const std::int64_t source = address_bits(it, Side::source, source_addresses) | wire;
   const std::int64_t target = address_bits(it, Side::target, target_addresses);
   for (std::int64_t n = 16 / std::max(source_size, target_size); n > 0; n /= 2) {
     if (source % (n * source_size) == 0 && target % (n * target_size) == 0) return static_cast<int>(n);

@@ -41,7 +41,7 @@ using Table = nb::ndarray<const std::int64_t, nb::shape<-1, Columns>, nb::c_cont
 using RunTable = nb::ndarray<nb::numpy, std::int64_t, nb::shape<-1, 5>>;
 using Buffer = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Scales = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-// Source and target element, scales of the source, factors of the target, columns, the nest's dimension that walks them.
+// Source and target element, scales of the source, factors of the target, columns, the dimension that walks them.
 using ConversionTables =
     std::tuple<std::string, std::string, std::optional<Scales>, std::optional<Scales>, std::int64_t, int>;
 using SegmentTables = std::tuple<Table<4>, Table<2>, Table<3>, std::int64_t, std::optional<ConversionTables>>;

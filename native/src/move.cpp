@@ -51,7 +51,7 @@ class Mover {
       if (const auto& convert = plan_.parts()[rows.part].convert) {
         convert_rows(*convert, rows, at - plan_.part_begin(rows.part), target, source);
       } else {
-        copy_(target, source, rows.count, {rows.source_stride, rows.target_stride}, rows.bytes);
+        copy_(target, source, rows.count, {rows.source_stride, rows.target_stride}, rows.bytes, rows.ahead);
       }
     }
     rows_.fence();

@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "row_kernel.hpp"
+
 namespace kvlink {
 namespace {
 
@@ -340,6 +342,15 @@ std::int64_t Cursor::whole_rows() const {
   return std::min(nest_->dims[inner].count - digits_[inner], 1 + remaining_ / nest_->run_bytes);
 }
 
+// To the same row of the inner dimension, as many of the next outer dimension's steps later as make kAheadBytes.
+std::int64_t Cursor::distance_ahead() const {
+  if (nest_->depth < 2) return 0;
+  const std::size_t outer = nest_->depth - 2;
+  const std::int64_t step_bytes = nest_->run_bytes * nest_->dims[outer + 1].count;
+  const std::int64_t steps = (kAheadBytes + step_bytes - 1) / step_bytes;
+  return digits_[outer] + steps < nest_->dims[outer].count ? steps * nest_->dims[outer].source_stride : 0;
+}
+
 bool Cursor::next_rows(Rows& rows) {
   if (stretch_ == 0) return false;
   const Plan::Part& part = plan_->parts_[part_];
@@ -362,7 +373,7 @@ bool Cursor::next_rows(Rows& rows) {
     rows.target_offset = run.target_offset;
     rows.bytes = run.bytes;
     rows.count = 1;
-    rows.source_stride = rows.target_stride = 0;
+    rows.source_stride = rows.target_stride = rows.ahead = 0;
     return true;
   }
   const std::size_t inner = nest_->depth - 1;
@@ -374,6 +385,7 @@ bool Cursor::next_rows(Rows& rows) {
   rows.bytes = nest_->run_bytes;
   rows.source_stride = dim.source_stride;
   rows.target_stride = dim.target_stride;
+  rows.ahead = distance_ahead();
   const std::int64_t steps = rows.count - 1;
   digits_[inner] += steps;
   source_offset_ += steps * dim.source_stride;

@@ -86,6 +86,7 @@ struct Rows {
   std::int64_t count;
   std::int64_t source_stride;  // of rows; means nothing for one
   std::int64_t target_stride;
+  std::int64_t ahead;          // from a row to its like some kAheadBytes later in the walk, source side; 0 if unknown
   std::size_t part;
   std::size_t scale;           // index of the first row's scale
   std::size_t scale_step;      // from row to row
@@ -175,6 +176,7 @@ class Cursor {
   void advance();
   bool step();
   std::int64_t whole_rows() const;
+  std::int64_t distance_ahead() const;
   bool continues(const Run& run) const;
 
   // The position is kept as single numbers, never as a Run: a Run would be written by halves and copied by vector

@@ -60,7 +60,8 @@ KVLINK_INLINED void copy_row(char* target, const char* source, int64_t bytes) {
 
 // Whole lines are streamed (a line streamed in part costs a read of the rest); what lies before and after them is
 // stored as usual. Streaming stores fault unless aligned, so the alignment is this row's own.
-KVLINK_INLINED void stream_row(char* target, const char* source, int64_t bytes) {
+// The line at `ahead` from each, for the first `ahead_bytes`, is fetched meanwhile.
+KVLINK_INLINED void stream_row(char* target, const char* source, int64_t bytes, int64_t ahead, int64_t ahead_bytes) {
   const int64_t head = -reinterpret_cast<intptr_t>(target) & (kLineBytes - 1);
   if (bytes < head + kLineBytes) {
     copy_row(target, source, bytes);
@@ -69,6 +70,7 @@ KVLINK_INLINED void stream_row(char* target, const char* source, int64_t bytes) 
   if (head != 0) copy_row(target, source, head);
   int64_t at = head;
   for (; at + kLineBytes <= bytes; at += kLineBytes) {
+    if (at < ahead_bytes) _mm_prefetch(source + at + ahead, _MM_HINT_T0);
     KVLINK_UNROLL for (int64_t v = 0; v < kLineBytes; v += kVectorBytes) {
       stream_vector(target + at + v, load_vector(source + at + v));
     }
@@ -83,17 +85,30 @@ void fence() { _mm_sfence(); }
 KVLINK_INLINED void copy_row(char* target, const char* source, int64_t bytes) {
   memcpy(target, source, static_cast<size_t>(bytes));
 }
-KVLINK_INLINED void stream_row(char* target, const char* source, int64_t bytes) { copy_row(target, source, bytes); }
+KVLINK_INLINED void stream_row(char* target, const char* source, int64_t bytes, int64_t, int64_t) {
+  copy_row(target, source, bytes);
+}
 void fence() {}
 
 #endif
 
-void copy_rows(char* target, const char* source, int64_t count, RowStrides strides, int64_t bytes) {
+void copy_rows(char* target, const char* source, int64_t count, RowStrides strides, int64_t bytes, int64_t) {
   for (int64_t i = 0; i < count; ++i) copy_row(target + i * strides.target, source + i * strides.source, bytes);
 }
 
-void stream_rows(char* target, const char* source, int64_t count, RowStrides strides, int64_t bytes) {
-  for (int64_t i = 0; i < count; ++i) stream_row(target + i * strides.target, source + i * strides.source, bytes);
+void stream_rows(char* target, const char* source, int64_t count, RowStrides strides, int64_t bytes, int64_t ahead) {
+  const int64_t rows_ahead = (kAheadBytes + bytes - 1) / bytes;
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t distance = ahead, within = ahead != 0 ? bytes : 0;
+    if (bytes >= 2 * kAheadBytes) {
+      distance = kAheadBytes;
+      within = bytes - kAheadBytes;
+    } else if (i + rows_ahead < count) {
+      distance = rows_ahead * strides.source;
+      within = bytes;
+    }
+    stream_row(target + i * strides.target, source + i * strides.source, bytes, distance, within);
+  }
 }
 
 // --- conversions ----------------------------------------------------------------------------------------------------

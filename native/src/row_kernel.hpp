@@ -11,8 +11,14 @@ struct RowStrides {
   int64_t target;
 };
 
-// `count` rows of `bytes` each. Any alignment.
-using CopyRows = void (*)(char* target, const char* source, int64_t count, RowStrides strides, int64_t bytes);
+// A plan's walk reads this far behind what it prefetches: a few lines more than memory takes to answer. The hardware's
+// own prefetch stops at every page of 4 KiB.
+inline constexpr int64_t kAheadBytes = 2048;
+
+// `count` rows of `bytes` each. Any alignment. `ahead` is how far from a row its like will be read some kAheadBytes
+// later, when these rows are done; 0 if that is not known.
+using CopyRows = void (*)(char* target, const char* source, int64_t count, RowStrides strides, int64_t bytes,
+                          int64_t ahead);
 
 // `count` rows of `elements` each. Row i's scales are at [i * scale_step] of either table; null stands for 1.
 using ConvertRows = void (*)(char* target, const char* source, int64_t count, RowStrides strides, int64_t elements,

@@ -1,7 +1,7 @@
 // The kernels of one conversion, or of plain copies: what NVRTC compiles for the device found.
 //
-// Defined by the caller for a conversion: KVLINK_SOURCE and KVLINK_TARGET, types of numbers.hpp. The number of a mover is
-// how many elements (bytes, in copies) an item has; the host picks the largest that every address is aligned for.
+// Defined by the caller for a conversion: KVLINK_SOURCE and KVLINK_TARGET, types of numbers.hpp. The number of a mover
+// is how many elements (bytes, in copies) an item has; the host picks the largest that every address is aligned for.
 #include "relayout.hpp"
 
 namespace {

@@ -1,8 +1,8 @@
 // XXH3-64 (seed 0) of one digest leaf that lies in a block's shared memory, by all of the block's threads.
 //
 // The format is that of https://github.com/Cyan4973/xxHash (doc/xxhash_spec.md, "XXH3"). Long inputs are chunks of 16
-// stripes of eight 8-byte lanes. Within a chunk a lane only adds, and addition commutes: so each (chunk, lane) is summed
-// by a thread of its own, and only the scrambles between chunks are in order, by eight threads.
+// stripes of eight 8-byte lanes. Within a chunk a lane only adds, and addition commutes: so each (chunk, lane) is
+// summed by a thread of its own, and only the scrambles between chunks are in order, by eight threads.
 #pragma once
 
 #include "portable.hpp"
