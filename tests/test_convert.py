@@ -181,6 +181,7 @@ def refusals():
     ("one", "other", "error", "says"), [case[1:] for case in refusals()], ids=[case[0] for case in refusals()]
 )
 def test_what_would_lose_meaning_is_refused_before_a_byte_is_written(one, other, error, says):
+    """E2: without its scales a quantised cache is not converted."""
     source, target = filled(one, 1), filled(other, 2)
     before = [region.array.copy() for region in target.regions]
     with pytest.raises(error, match=says):

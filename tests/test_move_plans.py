@@ -27,24 +27,22 @@ def conversions(draw, counts, bases):
 
 
 @st.composite
-def moves(draw, align=1):
+def moves(draw):
     """A plan of one to three segments that overlap on neither side, and the lengths of both sides' one region."""
     ends, segments = {Side.SOURCE: 0, Side.TARGET: 0}, []
     for _ in range(draw(st.integers(1, 3))):
         counts = [draw(st.integers(1, 4)) for _ in range(2 + draw(st.integers(0, 4)))]
         convert = draw(st.one_of(st.none(), conversions(counts[2:], counts[0])))
-        elements = align * draw(st.integers(1, max(1, 20_000 // int(np.prod(counts)) // align)))
+        elements = draw(st.integers(1, max(1, 20_000 // int(np.prod(counts)))))
         run = {Side.SOURCE: elements, Side.TARGET: elements}
         if convert is not None:
             run = {Side.SOURCE: elements * convert.source.itemsize, Side.TARGET: elements * convert.target.itemsize}
         columns = {}
         for side in Side:
             strides, origins, span = strides_of(draw, counts, run[side])
-            strides, origins = [[align * -(-x // align) for x in values] for values in (strides, origins)]
-            span += align * len(counts) * 4
             base = ends[side] + sum(origins) + strides[0] * np.arange(counts[0])
             columns[side] = base, strides[1] * np.arange(counts[1]), strides[2:]
-            ends[side] += span + draw(st.sampled_from([0, 3])) * align
+            ends[side] += span + draw(st.sampled_from([0, 3]))
         (s_base, s_piece, s_nest), (t_base, t_piece, t_nest) = columns.values()
         zero = np.zeros_like(s_base)
         segments.append(
