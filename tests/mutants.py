@@ -58,13 +58,13 @@ def cell(patch: pytest.MonkeyPatch, table, phase, event, *edges: Edge) -> None:
 
 @mutant("14")
 def done_before_cut_off(patch: pytest.MonkeyPatch) -> None:
-    """A2: the end is told while bytes may still land."""
+    """A2, A4: the end is told while bytes may still land."""
     patch.setattr(target, "QUIET", (*target_leg.QUIET, T.CUTTING))
 
 
 @mutant("14")
 def free_on_timeout(patch: pytest.MonkeyPatch) -> None:
-    """A1: the deadline gives the blocks back, whatever still moves."""
+    """A1, A3: the deadline gives the blocks back, whatever still moves."""
 
     def free(part, _event, at):
         failure = target.fail(target.End.EXPIRED, target.errors.DeadlineError, "too late")
@@ -76,13 +76,13 @@ def free_on_timeout(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("6")
 def attempt_id_reused(patch: pytest.MonkeyPatch) -> None:
-    """A retry goes by the name of what it repeats."""
+    """G2: a retry goes by the name of what it repeats."""
     patch.setattr(TargetRank, "_next_attempt", lambda rank: len(rank.works) + 1)
 
 
 @mutant("3C")
 def install_without_commit(patch: pytest.MonkeyPatch) -> None:
-    """A6: all has landed, so all is well."""
+    """E3: all has landed, so all is well."""
 
     def pretend(leg, _event, _at):
         return replace(leg, until=float("inf")), ()
@@ -118,7 +118,7 @@ def clock_restarted_on_a_repeat(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("C5")
 def install_after_the_time_to_live(patch: pytest.MonkeyPatch) -> None:
-    """B6: a commit is a commit, however late."""
+    """G3: a commit is a commit, however late."""
     commit = Edge(T.COMMITTED, target_leg.take_commit)
     cell(patch, TARGET_LEG, T.PREPARED, wire.Commit, commit)
     cell(patch, TARGET_LEG, T.PREPARED, Tick, Edge(None, target_leg.prepared_again, target_leg.due))
@@ -139,7 +139,7 @@ def blocks_returned_twice(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("34")
 def cancelled_while_it_installs(patch: pytest.MonkeyPatch) -> None:
-    """C1: a cancel that comes in the middle of the one switch is heeded."""
+    """A2: a cancel that comes in the middle of the one switch is heeded."""
     cell(patch, TARGET_PART, TargetPhase.INSTALLING, target.Cancel, Edge(TargetPhase.ENDING, target.cut_all))
 
 
@@ -173,7 +173,7 @@ def silence_taken_for_not_installed(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("2AC")
 def loss_taken_for_death(patch: pytest.MonkeyPatch) -> None:
-    """B3: a target that cannot be heard may have installed."""
+    """G3: a target that cannot be heard may have installed."""
 
     def died(leg, event, at):
         return source_leg.record_dead(leg, event, at)
@@ -190,7 +190,7 @@ def commit_after_a_lapsed_lease(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("8")
 def root_not_compared(patch: pytest.MonkeyPatch) -> None:
-    """E3: what landed is not what lies here, and nobody looks."""
+    """A6: what landed is not what lies here, and nobody looks."""
     lapsed = Edge(S.LAPSED, source_leg.refuse_lapsed, source_leg.lapsed)
     commit = Edge(S.COMMITTED, lambda leg, event, at: source_leg.commit(leg, replace(event, source_root=None), at))
     cell(patch, SOURCE_LEG, S.LEASED, PreparedArrived, lapsed, commit)
@@ -198,7 +198,7 @@ def root_not_compared(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("AC")
 def commit_taken_back_by_a_cancel(patch: pytest.MonkeyPatch) -> None:
-    """C5: a promise is a promise."""
+    """C6: a promise is a promise."""
     cell(patch, SOURCE_LEG, S.COMMITTED, source_leg.Revoke, Edge(S.REVOKED, source_leg.revoke))
 
 
@@ -217,7 +217,7 @@ def acknowledged_before_it_is_recorded(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A2C")
 def death_of_an_old_incarnation_taken_for_its_successors(patch: pytest.MonkeyPatch) -> None:
-    """B4: a rank's place is not its incarnation."""
+    """C1: a rank's place is not its incarnation."""
     told = source._tell_legs
 
     def slot(peer: str) -> str:
@@ -234,7 +234,7 @@ def death_of_an_old_incarnation_taken_for_its_successors(patch: pytest.MonkeyPat
 
 @mutant("RA6C")
 def stale_incarnation_accepted(patch: pytest.MonkeyPatch) -> None:
-    """B4: a rank that has restarted is taken for what it was: its attempts start anew, and are held for late copies."""
+    """C1, G2: a rank that has restarted is taken for what it was: its attempts start anew, and are held for copies."""
 
     def leg(part, peer: str):
         return next((leg for leg in part.legs if leg.peer.split("@")[0] == peer.split("@", maxsplit=1)[0]), None)
@@ -250,7 +250,7 @@ def late_ask_revived(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("5")
 def park_without_bound(patch: pytest.MonkeyPatch) -> None:
-    """B7: every early ask is kept."""
+    """B4: every early ask is kept."""
     park = ParkingLot.park
 
     def keep(lot, *args):

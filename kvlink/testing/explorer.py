@@ -34,6 +34,12 @@ class Model(Protocol[State]):
     def start(self) -> State:
         """The first state."""
 
+    def pack(self, state: State) -> Hashable:
+        """A small value that stands for the state and no other: what is remembered of it."""
+
+    def unpack(self, packed: Hashable) -> State:
+        """The state that it stands for."""
+
     def moves(self, state: State) -> Iterator[Move]:
         """Everything that may happen next."""
 
@@ -88,25 +94,27 @@ def explore(model: Model[State], *, max_states: int = 1_000_000) -> Exploration:
         model: what to explore.
         max_states: where to stop; the result is then not ``complete``.
     """
-    first = model.start()
+    first = model.pack(model.start())
     came: dict[Hashable, tuple[Hashable, str] | None] = {first: None}
-    queue: deque[State] = deque([first])
+    queue: deque[Hashable] = deque([first])
     transitions = rests = 0
     while queue:
-        state = queue.popleft()
+        packed = queue.popleft()
+        state = model.unpack(packed)
         what = model.broken(state)
         at_rest = True
         for label, following, fault in model.moves(state) if what is None else ():
             transitions += 1
             at_rest = at_rest and fault
-            if following not in came:
-                came[following] = (state, label)
-                queue.append(following)  # type: ignore[arg-type]  # a model's moves lead to its own states
+            follower = model.pack(following)  # type: ignore[arg-type]  # a model's moves lead to its own states
+            if follower not in came:
+                came[follower] = (packed, label)
+                queue.append(follower)
         if what is None and at_rest:
             rests += 1
             what = model.unsettled(state)
         if what is not None:
-            return Exploration(len(came), transitions, rests, False, Violation(what, _trace(came, state)))
+            return Exploration(len(came), transitions, rests, False, Violation(what, _trace(came, packed)))
         if len(came) >= max_states:
             return Exploration(len(came), transitions, rests, False, None)
     return Exploration(len(came), transitions, rests, True, None)

@@ -31,6 +31,7 @@ from kvlink.testing.worlds import (
     Target,
     World,
     canonical,
+    on_the_way,
     put_fetch,
     put_source,
     put_target,
@@ -51,6 +52,9 @@ class ProtocolModel:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
+        self._steps: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
+        self._numbers: dict[Any, int] = {}
+        self._values: list[Any] = []
         longest = scenario.deadline_seconds + scenario.timing.park_seconds
         self._bound = longest + scenario.timing.commit_ttl_seconds + scenario.timing.drift_margin_seconds
 
@@ -81,6 +85,24 @@ class ProtocolModel:
                 world = self._fetch(world, index)
         return world
 
+    def pack(self, world: World) -> tuple[Any, ...]:
+        """Its pieces' numbers: few pieces are new, and what is remembered of a state is a few integers."""
+        pieces = (world.packets, world.late, world.notices, world.wrong, world.sources, world.targets)
+        return (world.now, world.faults, *(self._number(piece) for piece in pieces))
+
+    def unpack(self, packed: Any) -> World:  # noqa: ANN401
+        """The world of these numbers."""
+        now, faults, *numbers = packed
+        packets, late, notices, wrong, sources, targets = (self._values[number] for number in numbers)
+        return World(now, faults, packets, notices, sources, targets, self.scenario.readers, wrong, late)
+
+    def _number(self, piece: Any) -> int:  # noqa: ANN401
+        number = self._numbers.get(piece)
+        if number is None:
+            number = self._numbers[piece] = len(self._values)
+            self._values.append(piece)
+        return number
+
     # --- moves ------------------------------------------------------------------------------------------------
 
     def moves(self, world: World) -> Iterator[Move]:
@@ -90,10 +112,10 @@ class ProtocolModel:
 
     def _moves(self, world: World) -> Iterator[Step]:
         for packet in world.packets:
-            rest = world._replace(packets=world.packets - {packet})
+            rest = world._replace(packets=world.packets - {packet}, late=world.late - {packet})
             yield Step(f"{_name(packet)} arrives", self._deliver(rest, packet))
         for notice in world.notices:
-            rest = world._replace(notices=world.notices - {notice})
+            rest = world._replace(notices=world.notices - {notice}, late=world.late - {notice})
             yield Step(f"{notice[0]} learns: {_short(notice[1])}", self._notify(rest, *notice))
         for index, rank in enumerate(world.targets):
             yield from self._target_moves(world, index, rank) if rank.alive else ()
@@ -138,7 +160,7 @@ class ProtocolModel:
         timers = [target.next_timer(fetch.part) for fetch in fetches if fetch.part is not None]
         timers += [source.next_timer(held.part) for held in world.sources if held.part is not None]
         due = [timer for timer in timers if timer is not None]
-        if not due:
+        if not due or self._busy(world):
             return
         before = world = world._replace(now=max(min(due), world.now))
         for index, rank in enumerate(world.targets):
@@ -149,8 +171,15 @@ class ProtocolModel:
             world = note(world, f"5: the timer of {min(due):g} is due, and nothing comes of it")
         yield Step(f"the clock comes to {world.now:g}", world)
 
+    def _busy(self, world: World) -> set[Any]:
+        """What holds the clock."""
+        return {*world.packets, *on_the_way(world), *_news(world)} - world.late if self.scenario.prompt else set()
+
     def _faults(self, world: World) -> Iterator[tuple[str, str, World]]:
         """Kind, label and outcome of all that need not happen."""
+        if self.scenario.prompt:
+            for moving in self._busy(world):
+                yield "late", f"{_what(moving)} is late", world._replace(late=world.late | {moving})
         for packet in world.packets:
             yield "lose", f"{_name(packet)} is lost", world._replace(packets=world.packets - {packet})
             yield "duplicate", f"{_name(packet)} arrives, and will again", self._deliver(world, packet)
@@ -158,7 +187,7 @@ class ProtocolModel:
             yield from self._target_faults(world, index, rank) if rank.alive else ()
         for index, held in enumerate(world.sources):
             yield from self._source_faults(world, index, held) if held.alive else ()
-        if all(rank.engine != "E" for rank in world.targets):
+        if all(rank.engine != "E" for rank in world.targets) and not self._busy(world):
             elsewhere = world._replace(targets=(*world.targets, Target("E0", "E")))
             yield "elsewhere", "the gateway turns to engine E", self._fetch(elsewhere, len(world.targets))
 
@@ -255,7 +284,7 @@ class ProtocolModel:
         for number, fetch in enumerate(world.targets[index].fetches):
             if fetch.part is None:
                 continue
-            part, actions = target.step(fetch.part, event, world.now)
+            part, actions = self._stepped(target, fetch.part, event, world.now)
             if part is fetch.part and not actions:
                 continue
             kept = world.targets[index].fetches[number]._replace(part=_unless_closed(part))
@@ -273,12 +302,20 @@ class ProtocolModel:
             message = event.message if isinstance(event, protocol.Received) else event
             peer = getattr(event, "peer", "")
             return _sends(world, held.peer, protocol.answer_unknown(peer, message))
-        part, actions = source.step(held.part, event, world.now)
+        part, actions = self._stepped(source, held.part, event, world.now)
         if part is held.part and not actions:
             return world
         closed = part.phase is SourcePhase.CLOSED
         world = put_source(world, index, held._replace(part=None if closed else part))
         return self._do_source(world, index, actions)
+
+    def _stepped(self, machine: Any, part: Any, event: Any, now: float) -> tuple[Any, tuple[Any, ...]]:  # noqa: ANN401
+        """A machine's step. It is a function of these values, and few of them are new."""
+        key = (part, event, now)
+        known = self._steps.get(key)
+        if known is None:
+            known = self._steps[key] = machine.step(part, event, now)
+        return known
 
     # --- deeds ------------------------------------------------------------------------------------------------
 
@@ -415,6 +452,17 @@ def _sends(world: World, sender: str, sends: tuple[protocol.Send, ...]) -> World
 
 def _name(packet: Packet) -> str:
     return f"{packet.sender}->{packet.receiver} {_short(packet.message)}"
+
+
+def _news(world: World) -> list[tuple[str, Any]]:
+    """What is soon known; proof of a death may come at any time."""
+    return [notice for notice in world.notices if not isinstance(notice[1], protocol.PeerDead)]
+
+
+def _what(moving: Any) -> str:  # noqa: ANN401
+    if isinstance(moving, Packet):
+        return _name(moving)
+    return f"the read or cut-off of {moving}" if isinstance(moving, int) else f"the news of {_short(moving[1])}"
 
 
 def _short(value: Any) -> str:  # noqa: ANN401

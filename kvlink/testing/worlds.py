@@ -40,8 +40,11 @@ class Scenario:
         sources: source ranks; every target rank reads them all.
         readers: target ranks of the first engine.
         faults: how many of the faults below may happen.
-        kinds: which of ``lose duplicate fail lapse cancel crash silence elsewhere`` may happen. *elsewhere*: the
-            gateway turns to another engine with the same offer, without a word to the first.
+        kinds: which of ``lose duplicate fail lapse cancel crash silence elsewhere late`` may happen. *elsewhere*: the
+            gateway turns to another engine with the same offer, without a word to the first. *late*: a message, a
+            read or a cut-off takes as long as it likes, if ``prompt``.
+        prompt: what is on its way arrives, in any order, before the clock moves on or the gateway turns elsewhere,
+            unless a fault made it late. Else all may take as long as it likes, and worlds are far larger for it.
         fetches: how often one target rank may fetch, each time after the last one failed.
         push: the target delivers a ticket, the source announces; else the target just asks.
         sealed: the prefill is done when the first ask can come.
@@ -53,6 +56,7 @@ class Scenario:
     faults: int = 1
     kinds: frozenset[str] = frozenset({"lose", "duplicate", "fail", "lapse", "cancel", "crash", "silence", "elsewhere"})
     fetches: int = 1
+    prompt: bool = False
     push: bool = False
     sealed: bool = True
     timing: protocol.Timing = FAST
@@ -130,7 +134,8 @@ class World(NamedTuple):
         now: both sides' clock.
         faults: how many may still happen.
         packets: in flight.
-        notices: ``(who, event)``: what a rank will come to know without a message.
+        late: packets, news, and attempts whose read or cut-off is on its way, that no longer hold the clock.
+        notices: ``(who, event)``: what a rank will come to know without a message, now or later.
         sources: the source ranks.
         targets: the target ranks' incarnations.
         readers: how many must install for the sources to be done.
@@ -145,6 +150,7 @@ class World(NamedTuple):
     targets: tuple[Target, ...]
     readers: int = 1
     wrong: tuple[str, ...] = ()
+    late: frozenset[Any] = frozenset()
 
 
 def put_target(world: World, index: int, rank: Target) -> World:
@@ -180,11 +186,19 @@ def canonical(world: World) -> World:
     alive |= {rank.peer for rank in world.targets if rank.alive and _listening(rank)}
     targets = tuple(_with_settled(rank) for rank in world.targets)
     proofs = {notice for notice in world.notices if isinstance(notice[1], protocol.PeerDead)}
+    notices = frozenset(notice for notice in world.notices if notice[0] in alive or notice in proofs)
     return world._replace(
         packets=frozenset(packet for packet in world.packets if packet.receiver in alive),
-        notices=frozenset(notice for notice in world.notices if notice[0] in alive or notice in proofs),
+        late=world.late and world.late & {*world.packets, *on_the_way(world), *notices},
+        notices=notices,
         targets=targets,
     )
+
+
+def on_the_way(world: World) -> list[int]:
+    """Attempts whose read, or cut-off, will end."""
+    fetches = [fetch for rank in world.targets if rank.alive for fetch in rank.fetches]
+    return [attempt for fetch in fetches for attempt in fetch.reading | fetch.cutting]
 
 
 def _listening(rank: Target) -> bool:
