@@ -231,6 +231,18 @@ class Bridge:
         driver = self._open_driver()
         return self._run(driver.quiesce(waited, timeout_seconds), timeout_seconds + BRIDGE_CLOSE_MARGIN_SECONDS)
 
+    def pause(self, timeout_seconds: float) -> CloseReport:
+        """Sleep: drain within the bound, cut the rest, unregister the memory. Blocks. See `kvlink.Link.pause`.
+
+        Verbs that start something then end their part `State.FAILED` with `ClosedError`; `poll` goes on.
+        """
+        driver = self._open_driver()
+        return self._run(driver.pause(timeout_seconds), timeout_seconds + BRIDGE_CLOSE_MARGIN_SECONDS)
+
+    def resume(self, caches: Caches) -> None:
+        """Wake up over this cache; waits for the loop. See `kvlink.Link.resume`."""
+        self._ask(lambda driver: driver.resume(caches))
+
     def stats(self) -> Stats:
         """Counters and block accounting, as of now; waits for the loop."""
         return self._ask(lambda driver: driver.stats())

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvlink import limits
-from kvlink.errors import ClosedError, ConfigError
+from kvlink.errors import ClosedError, ConfigError, DeadlineError, TransportError
 from kvlink.layout import alias_classes
 from kvlink.link.listener import Listener
 from kvlink.link.pump import Pump
-from kvlink.link.rank import LocalRank, register_all
+from kvlink.link.rank import LocalRank, check_successor, register_all, unregister_all
 from kvlink.link.room import Reservation, RoomKeeper, RoomStats
 from kvlink.link.source_half import SourceHalf
 from kvlink.link.target_half import TargetHalf
@@ -88,6 +88,7 @@ class Driver:
         self._tasks = tasks
         self._pid = os.getpid()
         self._closing = False
+        self._paused = False
         self._report: CloseReport | None = None
         self._parts: dict[int, LivePart] = {}
         self._counters = Counters()
@@ -271,12 +272,9 @@ class Driver:
             return self._report
         bound = self._rank.config.close_seconds if timeout_seconds is None else timeout_seconds
         self._closing = True
-        live = [part for part in self._parts.values() if not part.state.ended]
-        cut: tuple[str, ...] = ()
-        if live and not await self._ended_within(live, bound):
-            cut = tuple(part.key for part in live if not part.state.ended)
-            if not await self.quiesce(live, limits.CLOSE_TIMEOUT_SECONDS):
-                _log.warning("some cut-offs did not complete before the transports were closed")
+        cut = await self._drain(bound)
+        if self._live_parts:
+            _log.warning("some cut-offs did not complete before the transports were closed")
         self._room.close("the link is closing")
         await self.target.sessions.close("the link is closing")
         await self.source.sessions.close("the link is closing")
@@ -287,6 +285,56 @@ class Driver:
         self._report = CloseReport(cut=cut)
         return self._report
 
+    async def pause(self, timeout_seconds: float) -> CloseReport:
+        """See `kvlink.Link.pause`."""
+        self._check_process()
+        if self._closing:
+            raise ClosedError("this link is closed; open another one")
+        why = "the link is paused: its memory is not to be touched until it resumes"
+        self._paused = True
+        self._listener.turns_away = "paused"
+        cut = await self._drain(timeout_seconds)
+        await self._told()
+        for sessions in (self.target.sessions, self.source.sessions):
+            sessions.shut = why
+            await sessions.close(why)
+        # A session's end has its transport cut everything off, where the peer's silence had kept the cut-offs waiting.
+        if not await self._ended_within(self._live_parts, limits.CLOSE_TIMEOUT_SECONDS):
+            keys = ", ".join(part.key for part in self._live_parts)
+            raise DeadlineError(f"bytes may still land for {keys}: the memory stays registered; call pause again")
+        for pump in self._rank.pumps:
+            unregister_all(pump)
+        self.target.release_all()
+        self._room.close(why)
+        return CloseReport(cut=cut)
+
+    def resume(self, caches: Caches) -> None:
+        """See `kvlink.Link.resume`."""
+        self._check_process()
+        if self._closing:
+            raise ClosedError("this link is closed; open another one")
+        if not self._paused or any(pump.region_keys for pump in self._rank.pumps):
+            raise ConfigError("resume follows a pause that has returned")
+        check_successor(self._rank.caches.spec, caches.spec)
+        done: list[Pump] = []
+        try:
+            for pump in self._rank.pumps:
+                register_all(pump, caches)
+                done.append(pump)
+        except TransportError:
+            for pump in done:
+                unregister_all(pump)
+            raise
+        if self._rank.caches.spec.place.incarnation != caches.spec.place.incarnation:
+            self.target.siblings = ()
+        self._rank.caches = caches
+        classes = alias_classes(caches.spec)
+        self._blocks.restart(classes)
+        self._room = RoomKeeper(caches.spec, classes, self._counters)
+        self.target.sessions.shut = self.source.sessions.shut = None
+        self._listener.turns_away = None
+        self._paused = False
+
     async def ended(self, parts: Iterable[Part]) -> None:
         """Wait until all of them have ended, however."""
         loop = asyncio.get_running_loop()
@@ -296,6 +344,26 @@ class Driver:
             await ended
 
     # --- inside -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _live_parts(self) -> list[LivePart]:
+        return [part for part in self._parts.values() if not part.state.ended]
+
+    async def _drain(self, timeout_seconds: float) -> tuple[str, ...]:
+        """Let what runs end by itself within the bound, then cut it off; the keys of what was cut."""
+        live = self._live_parts
+        if not live or await self._ended_within(live, timeout_seconds):
+            return ()
+        cut = [part for part in live if not part.state.ended]
+        await self.quiesce(cut, limits.CLOSE_TIMEOUT_SECONDS)
+        return tuple(part.key for part in cut)
+
+    async def _told(self) -> None:
+        """Let sources hear how their legs ended: one that does not would have to call it indeterminate."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + limits.PAUSE_TELL_SECONDS
+        while self.target.telling and loop.time() < deadline:  # noqa: ASYNC110 - once in a sleep; nobody else waits for it
+            await asyncio.sleep(limits.PAUSE_TELL_SECONDS / 50)
 
     async def _ended_within(self, parts: Sequence[Part], timeout_seconds: float) -> bool:
         try:
@@ -321,6 +389,8 @@ class Driver:
         self._check_process()
         if self._closing:
             raise ClosedError("this link is closed; open another one")
+        if self._paused:
+            raise ClosedError("this link is paused; resume it first")
 
 
 async def open_driver(

@@ -334,6 +334,38 @@ class Link:
         """
         return await self._driver.quiesce(parts, timeout_seconds)
 
+    async def pause(self, timeout_seconds: float) -> CloseReport:
+        """Sleep: let live parts end within the bound, cut off the rest, leave all peers, unregister the memory.
+
+        When it has returned no byte of the cache is read or written through KVLink, and the engine may free it. Nothing
+        that was installed, held or lent stands any more. The address stays bound; peers that come are turned away, and
+        were told by a goodbye. Until `resume`, verbs that start something raise `ClosedError`. Idempotent.
+
+        Cancelling it leaves a link that is pausing: call it again.
+
+        Returns:
+            What was cut.
+
+        Raises:
+            DeadlineError: cut-offs did not complete; the memory stays registered. Call it again.
+            ClosedError: the link is closed, or its parent's.
+        """
+        return await self._driver.pause(timeout_seconds)
+
+    def resume(self, caches: Caches) -> None:
+        """Wake up over this cache, which may lie elsewhere: register it, and let peers in again.
+
+        Args:
+            caches: of the same rank of the same engine. If identity (another weights revision) or geometry changed,
+                its place names a new incarnation: to peers it is another engine, and the old one is dead. Then make
+                new cards and rosters, and call `set_siblings` again.
+
+        Raises:
+            ConfigError: the link is not paused, the cache is another rank's, or it changed under the same incarnation.
+            TransportError: the memory cannot be registered; the link stays paused.
+        """
+        self._driver.resume(caches)
+
     async def close(self, timeout_seconds: float | None = None) -> CloseReport:
         """Let live parts end within the bound, cut off the rest, and give everything up. Idempotent.
 

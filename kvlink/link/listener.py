@@ -29,7 +29,9 @@ class Listener:
 
     Attributes:
         address: where it is bound, with its real port.
-        refused: connections that did not get in, by reason: the ``code`` of a typed error, ``timeout`` or ``crowded``.
+        refused: connections that did not get in, by reason: the ``code`` of a typed error, ``timeout``, ``crowded``, or
+            what ``turns_away`` says.
+        turns_away: why every connection is closed at once for the time being, in a word, or ``None``.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Listener:
     ) -> None:
         self.address = local_address(sock)
         self.refused: Counter[str] = Counter()
+        self.turns_away: str | None = None
         self._socket = sock
         self._inode = os.stat(self.address.path).st_ino if self.address.path else None
         self._secret = secret
@@ -123,6 +126,10 @@ class Listener:
             except OSError as error:
                 self._pause(error, handshakes, on_connection)
                 return
+            if self.turns_away is not None:
+                sock.close()
+                self.refused[self.turns_away] += 1
+                continue
             sock.setblocking(False)
             if len(self._unproven) >= limits.MAX_PENDING_HANDSHAKES:
                 # The oldest goes: a good peer is through in milliseconds, so the slow ones make room.

@@ -6,20 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from kvlink import limits
-from kvlink.errors import PeerIncompatibleError, TransportError
+from kvlink.errors import ConfigError, PeerIncompatibleError, TransportError
 from kvlink.layout import fingerprint, share_of
 from kvlink.wire import Introduce, RankCard, TransportCard, WireKey
 
 if TYPE_CHECKING:
     from kvlink.config import Config
+    from kvlink.layout import CacheSpec, Group
     from kvlink.link.pump import Pump
     from kvlink.memory import Caches
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LocalRank:
-    """One rank: its caches, its settings, and a pump per transport, best first."""
+    """One rank: its caches, its settings, and a pump per transport, best first.
+
+    ``caches`` are others after a pause; whoever needs them reads them here each time.
+    """
 
     config: Config
     caches: Caches
@@ -104,3 +110,38 @@ def register_all(pump: Pump, caches: Caches) -> None:
             pump.transport.unregister(index)
         raise
     pump.region_keys = tuple(pump.transport.export_key(index) for index in done)
+
+
+def unregister_all(pump: Pump) -> None:
+    """Undo `register_all`. Only once nothing is read or exposed. Idempotent."""
+    keys, pump.region_keys = pump.region_keys, ()
+    for key in keys:
+        pump.transport.unregister(key.region)
+
+
+def check_successor(before: CacheSpec, after: CacheSpec) -> None:
+    """Whether a rank may go on with another cache: the same seat, and another incarnation if it is another's KV.
+
+    Raises:
+        ConfigError: the seat differs, or identity or geometry do under the same incarnation.
+    """
+    seats = [msgspec.structs.replace(spec.place, incarnation="") for spec in (before, after)]
+    if seats[0] != seats[1]:
+        raise ConfigError(f"resume: the cache is {after.place}'s, this link was opened for {before.place}")
+    if before.place != after.place:
+        return
+    for name, mine, theirs in (
+        ("identity", before.identity, after.identity),
+        ("layers and heads", share_of(before), share_of(after)),
+        ("groups", _shapes(before), _shapes(after)),
+    ):
+        if mine != theirs:
+            raise ConfigError(
+                f"resume: {name} changed, and the incarnation is still {after.place.incarnation!r}; what peers know of "
+                "this incarnation would be wrong: give the cache a new one"
+            )
+
+
+def _shapes(spec: CacheSpec) -> list[Group]:
+    """Groups without where their planes lie."""
+    return [msgspec.structs.replace(group, planes=()) for group in spec.groups]

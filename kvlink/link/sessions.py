@@ -87,6 +87,9 @@ class Sessions:
         on_message: each message, in order, once the session is up.
         on_up: a session is there.
         on_down: a session ended: reset, silence, violation or goodbye.
+
+    Attributes:
+        shut: why none is made now, or ``None``.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class Sessions:
         self._on_message = on_message
         self._on_up = on_up
         self._on_down = on_down
+        self.shut: str | None = None
         self._live: dict[str, Session] = {}
         self._by_wire_name: dict[str, Session] = {}
         self._dialling: dict[str, asyncio.Future[Session]] = {}
@@ -139,6 +143,7 @@ class Sessions:
             PeerRestartedError: another incarnation answers at ``address``.
             PeerUnreachableError, PeerLostError: nobody answers; retryable.
             MismatchError, PeerIncompatibleError, AuthenticationError, WireError: it cannot be worked with.
+            ClosedError: no session is made now.
 
         Cancelling one caller leaves the attempt to the others, and to whoever comes next.
         """
@@ -222,6 +227,7 @@ class Sessions:
         """From introduced to usable: compare, choose, channel, transport, keys."""
         spec = connection.peer_introduce.spec
         peer = str(spec.place)
+        self._check_open()
         self._compare(connection)
         pump, card, reason = self._rank.choose(connection.peer_introduce.transports, peer)
         channel, *lanes = await self._open_sockets(connection, 1 + pump.transport.lanes(card.address))
@@ -229,6 +235,7 @@ class Sessions:
         op = pump.transport.connect(wire_name, card.address, channel, lanes)
         try:
             _check_connected(await pump.ended(op), peer)
+            self._check_open()
             for key in card.keys if self._reading else ():
                 known = RegionKey(region=key.region, address=key.address, length=key.length, key=key.key)
                 pump.transport.import_key(wire_name, known)
@@ -247,6 +254,11 @@ class Sessions:
         self._on_up(session)
         self._tasks.start(self._listen(session), f"listen {peer}")
         return session
+
+    def _check_open(self) -> None:
+        """A session that comes up after all others were closed would outlive what it was made for."""
+        if self.shut is not None:
+            raise ClosedError(self.shut)
 
     async def _open_sockets(self, connection: ControlConnection, count: int) -> list[int]:
         """Descriptors of the channel and its lanes, in this order; none is left open if one does not come."""

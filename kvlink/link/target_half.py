@@ -95,6 +95,11 @@ class TargetHalf:
         """Parts that have not ended."""
         return sum(not work.part.state.ended for work in self._works.values())
 
+    @property
+    def telling(self) -> bool:
+        """Whether sources have yet to acknowledge how their legs ended."""
+        return any(work.machine is not None for work in self._works.values())
+
     # --- verbs --------------------------------------------------------------------------------------------------
 
     def fetch(  # noqa: PLR0913 - the verb's own arguments
@@ -152,6 +157,11 @@ class TargetHalf:
         if self._blocks.state_of(key) is ReservationState.INSTALLED:
             self._blocks.release(key)
         self._ledger.release(key, self._loop.time())
+
+    def release_all(self) -> None:
+        """The memory goes: nothing that was installed in it stands any more."""
+        for key in self._blocks.installed():
+            self.release(key)
 
     def cancel(self, part: Part, why: str) -> None:
         """End a part, with all that joined it; nothing happens if it is not ours, or has ended."""

@@ -238,6 +238,12 @@ class BlockLedger:
         reservation = self._reservations.get(key)
         return None if reservation is None else reservation.state
 
+    def installed(self) -> tuple[str, ...]:
+        """Keys of the requests whose target blocks are *installed*."""
+        return tuple(
+            key for key, held in self._reservations.items() if held.state is ReservationState.INSTALLED
+        )  # fmt: skip
+
     def _step(self, key: str, event: str) -> Blocks:
         reservation = self._reservations.get(key)
         if reservation is None:
@@ -259,6 +265,12 @@ class BlockLedger:
         return [(classes[group], block) for group, ids in enumerate(blocks) for block in ids]
 
     # --- both ---------------------------------------------------------------------------------------------------------
+
+    def restart(self, classes: Sequence[int]) -> None:
+        """Go on with another cache. Raises LedgerError while any block is out."""
+        if self._holds or self._leases or self._reservations:
+            raise LedgerError("blocks are out; a cache is only changed once all are back")
+        self._classes = tuple(classes)
 
     def stats(self) -> MemoryStats:
         """What is out now, in blocks. All zero once every request has ended and been released."""
