@@ -26,10 +26,12 @@ from kvlink.limits import (
     CLOSE_TIMEOUT_SECONDS,
     MAX_TOKENS_PER_REQUEST,
 )
-from kvlink.link import CloseReport, Part, Reservation, Result, State, Stats
+from kvlink.link import CloseReport, Part, Reservation, Stats
 from kvlink.link.driver import Driver, open_driver
 from kvlink.link.part import LivePart
 from kvlink.memory import Caches
+from kvlink.observe import Events
+from kvlink.observe.events import Side
 from kvlink.transports.base import Transport
 from kvlink.wire import Offer, Roster, Ticket
 
@@ -102,7 +104,7 @@ class Bridge:
 
     def publish(self, offer: Offer) -> Part:
         """Source: this KV may be fetched. See `kvlink.Link.publish`."""
-        return self._submit(lambda driver, part: driver.publish(offer, part), LivePart(offer.key))
+        return self._submit(lambda driver, part: driver.publish(offer, part), LivePart(offer.key), "source")
 
     def announce(
         self,
@@ -121,6 +123,7 @@ class Bridge:
                 part, ttl_seconds=ttl_seconds, max_tokens=max_tokens, facts=facts or Facts()
             ),
             LivePart(key, controls=_Controls(self._guarded)),
+            "source",
         )
 
     def fetch(
@@ -145,6 +148,7 @@ class Bridge:
                 uncovered=uncovered,
             ),
             LivePart(offer.key),
+            "target",
         )
 
     def expect(self, ticket: Ticket, source: Roster, into: Sequence[Sequence[int]], *, deadline_seconds: float) -> Part:
@@ -152,6 +156,7 @@ class Bridge:
         return self._submit(
             lambda driver, part: driver.expect(ticket, source, into, part, deadline_seconds=deadline_seconds),
             LivePart(ticket.key, ticket=ticket),
+            "target",
         )
 
     def lend(self, blocks: Sequence[Sequence[int]]) -> None:
@@ -243,6 +248,16 @@ class Bridge:
         """Wake up over this cache; waits for the loop. See `kvlink.Link.resume`."""
         self._ask(lambda driver: driver.resume(caches))
 
+    @property
+    def events(self) -> Events:
+        """Every part's end with its cause, and peers that come and go. ``take`` them from any thread, also after close.
+
+        Subscribers are called on the loop's thread, or in `poll`.
+        """
+        if self._driver is None:
+            raise ClosedError("this bridge was never open")
+        return self._driver.events
+
     def stats(self) -> Stats:
         """Counters and block accounting, as of now; waits for the loop."""
         return self._ask(lambda driver: driver.stats())
@@ -261,13 +276,13 @@ class Bridge:
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _submit(self, start: Callable[[Driver, LivePart], None], part: LivePart) -> Part:
+    def _submit(self, start: Callable[[Driver, LivePart], None], part: LivePart, side: Side) -> Part:
         self._open_driver()
         part.when_ended(self._on_end)
-        self._guarded(part, lambda driver: start(driver, part))
+        self._guarded(part, lambda driver: start(driver, part), side)
         return part
 
-    def _guarded(self, part: LivePart, act: Callable[[Driver], object]) -> None:
+    def _guarded(self, part: LivePart, act: Callable[[Driver], object], side: Side = "source") -> None:
         """Run ``act`` on the loop. Nobody listens there: whatever it raises is the part's end."""
 
         def run(driver: Driver) -> None:
@@ -275,8 +290,7 @@ class Bridge:
                 act(driver)
             except Exception as error:  # noqa: BLE001 - a part that never ends is worse than any error in it
                 told = error if isinstance(error, KVLinkError) else TransferError(f"{type(error).__name__}: {error}")
-                if not driver.source.fail(part, told):
-                    part.end(Result(key=part.key, state=State.FAILED, error=told))
+                driver.refuse(part, told, side)
 
         self._post(run)
 

@@ -123,6 +123,8 @@ RENEWAL_LINGER_SECONDS: Final = 600.0
 the failure; until then its commit may wait for a busy interpreter, or for a slower leg of the same part."""
 CLAIM_TTL_SECONDS: Final = 60.0
 CLOSE_TIMEOUT_SECONDS: Final = 3.0
+MAX_QUEUED_EVENTS: Final = 4096
+"""Events of a link that nobody has taken yet; older ones are dropped."""
 PAUSE_TELL_SECONDS: Final = 1.0
 """How long a pause waits for sources to acknowledge how their legs ended."""
 BRIDGE_ANSWER_SECONDS: Final = 30.0

@@ -22,6 +22,7 @@ SNAPSHOT = Path(__file__).parent / "snapshots" / "api.txt"
 MODULES = (
     "kvlink",
     "kvlink.errors",
+    "kvlink.observe",
     "kvlink.transports.base",
     "kvlink.testing.clock",
     "kvlink.testing.conformance",

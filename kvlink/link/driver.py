@@ -11,12 +11,14 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kvlink import limits
 from kvlink.errors import ClosedError, ConfigError, DeadlineError, TransportError
 from kvlink.layout import alias_classes
 from kvlink.link.listener import Listener
+from kvlink.link.part import Result, State
 from kvlink.link.pump import Pump
 from kvlink.link.rank import LocalRank, check_successor, register_all, unregister_all
 from kvlink.link.room import Reservation, RoomKeeper, RoomStats
@@ -24,7 +26,7 @@ from kvlink.link.source_half import SourceHalf
 from kvlink.link.target_half import TargetHalf
 from kvlink.link.tasks import TaskSet
 from kvlink.memory import BlockLedger, Caches, MemoryStats
-from kvlink.observe import Counters
+from kvlink.observe import Counters, Events, PartEnded, PeerConnected, PeerDisconnected, cause_of
 from kvlink.protocol import Timing
 from kvlink.transports.base import CompletionKind, Transport
 from kvlink.transports.stream import StreamTransport
@@ -35,8 +37,11 @@ from kvlink.wire import Address
 if TYPE_CHECKING:
     from kvlink.config import Config
     from kvlink.descriptor import Facts
+    from kvlink.errors import KVLinkError
     from kvlink.link.part import LivePart, Part
+    from kvlink.link.sessions import Session
     from kvlink.link.target_work import Uncovered
+    from kvlink.observe.events import Side
     from kvlink.transports.base import Capabilities, Completion
     from kvlink.wire import Offer, Roster, Ticket
 
@@ -54,6 +59,7 @@ class Stats:
         sessions: peers connected, in both directions.
         refused: connections that the listener turned away, by reason.
         room: capacity of the blocks lent to KVLink.
+        ends: parts that ended, by ``"<side>_<cause>"``; see `kvlink.observe.Cause`.
     """
 
     memory: MemoryStats
@@ -62,6 +68,7 @@ class Stats:
     sessions: int
     refused: Mapping[str, int]
     room: RoomStats
+    ends: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +99,14 @@ class Driver:
         self._report: CloseReport | None = None
         self._parts: dict[int, LivePart] = {}
         self._counters = Counters()
+        self.events = Events()
         classes = alias_classes(rank.caches.spec)
         self._blocks = BlockLedger(classes)
         self._room = RoomKeeper(rank.caches.spec, classes, self._counters)
         self.target = TargetHalf(rank, tasks, self._blocks, self._counters, timing)
         self.source = SourceHalf(rank, tasks, self._blocks, self._counters, timing)
+        self.target.sessions.watch = partial(self._peer_changed, "target")
+        self.source.sessions.watch = partial(self._peer_changed, "source")
 
     # --- about itself -----------------------------------------------------------------------------------------------
 
@@ -146,6 +156,7 @@ class Driver:
             sessions=len(self.source.sessions) + len(self.target.sessions),
             refused=dict(self._listener.refused),
             room=self._room.stats,
+            ends=self.events.causes,
         )
 
     # --- verbs ------------------------------------------------------------------------------------------------------
@@ -154,13 +165,13 @@ class Driver:
         """See `kvlink.Link.publish`."""
         self._check_open()
         self.source.publish(offer, part)
-        self._track(part)
+        self._track(part, "source")
 
     def announce(self, part: LivePart, *, ttl_seconds: float, max_tokens: int, facts: Facts) -> None:
         """See `kvlink.Link.announce`."""
         self._check_open()
         self.source.announce(part.key, part, max_tokens=max_tokens, ttl_seconds=ttl_seconds, facts=facts)
-        self._track(part)
+        self._track(part, "source")
 
     def fetch(  # noqa: PLR0913 - what a request can say of itself
         self,
@@ -186,7 +197,7 @@ class Driver:
             deadline_seconds=deadline_seconds,
             part=part,
         )
-        self._track(part)
+        self._track(part, "target")
         self._room.used_by(part)
 
     def expect(
@@ -203,7 +214,7 @@ class Driver:
         _check_deadline(deadline_seconds)
         self._room.check(ticket.key, into)
         self.target.expect(ticket, source, into, deadline_seconds=deadline_seconds, part=part)
-        self._track(part)
+        self._track(part, "target")
         self._room.used_by(part)
 
     def lend(self, blocks: Sequence[Sequence[int]]) -> None:
@@ -233,6 +244,13 @@ class Driver:
             wait_seconds=wait_seconds,
             ttl_seconds=ttl_seconds,
         )
+
+    def refuse(self, part: LivePart, error: KVLinkError, side: Side) -> None:
+        """End a part whose verb raised ``error``, for whom cannot raise it; one that runs is ended by its half."""
+        if not self.source.fail(part, error) and not part.state.ended:
+            result = Result(key=part.key, state=State.FAILED, error=error)
+            part.end(result)
+            self._tell_end(result, side)
 
     def renew(self, offers: Iterable[Offer]) -> None:
         """See `kvlink.Link.renew`."""
@@ -373,12 +391,38 @@ class Driver:
             return False
         return True
 
-    def _track(self, part: LivePart) -> None:
+    def _track(self, part: LivePart, side: Side) -> None:
         self._parts[id(part)] = part
-        part.when_ended(self._untrack)
+        part.when_ended(partial(self._untrack, side))
 
-    def _untrack(self, part: Part) -> None:
+    def _untrack(self, side: Side, part: Part) -> None:
         self._parts.pop(id(part), None)
+        if part.result is not None:
+            self._tell_end(part.result, side)
+
+    def _tell_end(self, result: Result, side: Side) -> None:
+        error = result.error
+        ended = PartEnded(
+            at_seconds=asyncio.get_running_loop().time(),
+            key=result.key,
+            side=side,
+            end=result.state.name.lower(),
+            cause=cause_of(error),
+            code=None if error is None else error.code,
+            why="" if error is None else str(error),
+            bytes=result.bytes,
+            seconds=result.seconds,
+            transport=result.transport,
+        )
+        self.events.emit(ended)
+
+    def _peer_changed(self, side: Side, session: Session, error: KVLinkError | None) -> None:
+        now, peer = asyncio.get_running_loop().time(), session.peer
+        if error is not None:
+            self.events.emit(PeerDisconnected(at_seconds=now, peer=peer, side=side, code=error.code, why=str(error)))
+            return
+        name, took = session.pump.transport.capabilities().name, session.handshake_seconds
+        self.events.emit(PeerConnected(at_seconds=now, peer=peer, side=side, transport=name, handshake_seconds=took))
 
     def _check_process(self) -> None:
         """A child shares its parent's sockets and polls: whatever it did with them, it would do to its parent."""

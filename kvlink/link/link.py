@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvlink.link.retries import GiveBack, NextOffer, TakeBlocks
     from kvlink.link.target_work import Uncovered
     from kvlink.memory import Caches
+    from kvlink.observe import Events
     from kvlink.transports.base import Capabilities, Transport
     from kvlink.wire import Offer, Roster, Ticket
 
@@ -70,6 +71,11 @@ class Link:
     def stats(self) -> Stats:
         """Blocks, counters and parts as of now."""
         return self._driver.stats()
+
+    @property
+    def events(self) -> Events:
+        """Every part's end with its cause, and peers that come and go: `Events.take` them, or `Events.subscribe`."""
+        return self._driver.events
 
     # --- source verbs -------------------------------------------------------------------------------------------------
 

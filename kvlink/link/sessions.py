@@ -90,6 +90,7 @@ class Sessions:
 
     Attributes:
         shut: why none is made now, or ``None``.
+        watch: is told of each session that is up, and, with the error, of each that ended.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Sessions:
         self._on_up = on_up
         self._on_down = on_down
         self.shut: str | None = None
+        self.watch: Callable[[Session, KVLinkError | None], None] = lambda _session, _error: None
         self._live: dict[str, Session] = {}
         self._by_wire_name: dict[str, Session] = {}
         self._dialling: dict[str, asyncio.Future[Session]] = {}
@@ -182,6 +184,7 @@ class Sessions:
         for session in sessions:
             self.send(session.peer, Goodbye(why=why))
             self._forget(session)
+            self.watch(session, ClosedError(why))
             waits.append(session.pump.ended(session.pump.transport.disconnect(session.wire_name)))
         if waits:
             _, late = await asyncio.wait(waits, timeout=2 * limits.CUT_OFF_GRACE_SECONDS)
@@ -251,6 +254,7 @@ class Sessions:
             self._down(older, PeerLostError("replaced by a newer connection of the same incarnation", peer=peer))
         self._live[peer] = session
         self._by_wire_name[wire_name] = session
+        self.watch(session, None)
         self._on_up(session)
         self._tasks.start(self._listen(session), f"listen {peer}")
         return session
@@ -301,6 +305,7 @@ class Sessions:
         self._forget(session)
         session.connection.fail(error)
         session.pump.transport.disconnect(session.wire_name)
+        self.watch(session, error)
         self._on_down(session, error)
 
     def _forget(self, session: Session) -> None:

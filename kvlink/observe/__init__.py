@@ -1,5 +1,15 @@
-"""What happened, counted. The link feeds it; it never looks for itself."""
+"""What happened, counted and told. The link feeds it; it never looks for itself."""
 
 from kvlink.observe.counters import Counters
+from kvlink.observe.events import Cause, Event, Events, PartEnded, PeerConnected, PeerDisconnected, cause_of
 
-__all__ = ["Counters"]
+__all__ = [
+    "Cause",
+    "Counters",
+    "Event",
+    "Events",
+    "PartEnded",
+    "PeerConnected",
+    "PeerDisconnected",
+    "cause_of",
+]
