@@ -54,6 +54,7 @@ class Story:
         self.quiet = False
         self._serial = 0
         self._open: list[tuple[Side, Part]] = []
+        self._tries: list[tuple[Side, list[Part]]] = []
 
     def _faults(self) -> list:
         dice = self.dice
@@ -185,6 +186,7 @@ class Story:
             parts = [
                 self._target_part(target, index, begin(link, into)) for index, link in enumerate(target.engine.links)
             ]
+            self._tries.append((target, parts))
             for part in parts:
                 part.when_ended(lambda ended: self._judge_end(target, parts, prompt, into, ended))
             if not self.quiet and self.dice.random() < 0.2:
@@ -295,6 +297,7 @@ class Story:
         for side, part in self._open:
             if not part.state.ended and not side.dead:
                 self.findings.append(f"5: {part} has not ended")
+        self._judge_ends()
         for name, side in self.sides.items():
             if sorted(side.free) != list(range(BLOCKS)):
                 self.findings.append(f"4: {name} has {sorted(side.free)} back, not {BLOCKS}")
@@ -312,6 +315,19 @@ class Story:
                         self.findings.append(f"5: {name} rests with {half._works} {half._of_attempt}")
             if name == "decode":
                 self._judge_strays(side)
+
+    def _judge_ends(self) -> None:
+        """The two sides agree: whoever is not sure says *indeterminate*."""
+        for side, part in self._open:
+            tries = [(target, parts) for target, parts in self._tries if parts[0].key == part.key]
+            if side.dead or side.engine.name != "prefill" or any(target.dead for target, _ in tries):
+                continue
+            whole = any(all(one.state is State.DONE for one in parts) for _, parts in tries)
+            some = any(one.state is State.DONE for _, parts in tries for one in parts)
+            if (whole and part.state not in (State.DONE, State.INDETERMINATE)) or (
+                part.state is State.DONE and not some
+            ):
+                self.findings.append(f"A: {part} on the source, and {tries} on the targets")
 
     def _judge_strays(self, side: Side) -> None:
         """What was given back still holds what it was wiped with."""
