@@ -116,13 +116,19 @@ def clock_restarted_on_a_repeat(patch: pytest.MonkeyPatch) -> None:
     cell(patch, TARGET_LEG, T.PREPARED, Tick, over, Edge(None, restart, target_leg.due))
 
 
-@mutant("C5")
+@mutant("C")
 def install_after_the_time_to_live(patch: pytest.MonkeyPatch) -> None:
     """G3: a commit is a commit, however late."""
-    commit = Edge(T.COMMITTED, target_leg.take_commit)
-    cell(patch, TARGET_LEG, T.PREPARED, wire.Commit, commit)
-    cell(patch, TARGET_LEG, T.PREPARED, Tick, Edge(None, target_leg.prepared_again, target_leg.due))
-    cell(patch, TARGET_LEG, T.COMMITTED, Tick)
+
+    def patient(effect):
+        def do(leg, event, at):
+            leg, actions = effect(leg, event, at)
+            return replace(leg, until=None), actions
+
+        return do
+
+    cell(patch, TARGET_LEG, T.LANDED, target_leg.Prepare, Edge(T.PREPARED, patient(target_leg.send_prepared)))
+    cell(patch, TARGET_LEG, T.PREPARED, wire.Commit, Edge(T.COMMITTED, patient(target_leg.take_commit)))
     cell(patch, TARGET_PART, TargetPhase.LIVE, target.AllCommitted, Edge(TargetPhase.INSTALLING, target.install))
 
 
