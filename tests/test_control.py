@@ -28,7 +28,7 @@ from kvlink.errors import (
     UnavailableError,
     VersionError,
 )
-from kvlink.link import handshake
+from kvlink.link import handshake, sockets
 from kvlink.link.control import connect
 from kvlink.link.handshake import DialerHandshake, ListenerHandshake
 from kvlink.link.listener import Listener
@@ -368,6 +368,18 @@ async def test_lanes_are_sockets_of_their_own_in_any_order():
             await dialled.channel(limits.MAX_LANES + 1)
         for sock in (*near.values(), *far.values()):
             sock.close()
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "tcp://[::1]:0"])
+async def test_sockets_within_a_host_are_not_paced(address):
+    """Where the host's congestion control paces (BBR), both ends of a connection within it have another one."""
+    with await sockets.listen(Address.parse(address)) as listener:
+        near = await sockets.dial(sockets.local_address(listener))
+        far, _ = await asyncio.get_running_loop().sock_accept(listener)
+        sockets.tune_accepted(far)
+        with near, far:
+            for sock in (near, far):
+                assert not sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr")
 
 
 async def test_a_channel_key_grows_old(monkeypatch):

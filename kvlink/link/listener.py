@@ -16,7 +16,7 @@ from kvlink import limits
 from kvlink.errors import AuthenticationError, ClosedError, KVLinkError, VersionError
 from kvlink.link.control import ControlConnection
 from kvlink.link.handshake import ListenerHandshake, Session, rejection
-from kvlink.link.sockets import listen, local_address, receive_frame, send_frame, tune
+from kvlink.link.sockets import listen, local_address, receive_frame, send_frame, tune_accepted
 from kvlink.wire import Address, Introduce, pack_frame
 
 log: Final = logging.getLogger("kvlink.link")
@@ -176,7 +176,7 @@ class Listener:
 
     async def _greet(self, sock: socket.socket, on_connection: OnConnection) -> None:
         """Authenticate, then introduce and hand over, or bring a channel to its connection."""
-        tune(sock)
+        tune_accepted(sock)
         session, owner = await self._authenticate(sock)
         if (task := asyncio.current_task()) is not None:
             self._unproven.pop(task, None)

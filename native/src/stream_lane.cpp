@@ -12,7 +12,6 @@
 #include <utility>
 
 namespace kvlink {
-
 Lane::Lane(int fd) : fd_(fd) {
   const int on = 1;
   setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // a Unix socket refuses this, and needs none

@@ -83,7 +83,7 @@ void Mover::forget(const std::shared_ptr<Lane>& lane) {
 }
 
 void Mover::schedule(Lane& lane, bool receive, bool send) {
-  if (lane.fd() < 0) return;
+  if (lane.fd() < 0 || (!receive && !send)) return;
   if (!lane.receiving && !lane.sending) active_.push_back(&lane);
   lane.receiving |= receive;
   lane.sending |= send;
