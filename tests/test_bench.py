@@ -65,6 +65,18 @@ async def test_chunks_lost_altered_and_late_by_chance_are_tried_again_and_verifi
     assert report["requests"]["retried"] > 0
 
 
+@pytest.mark.parametrize("flow", ["fetch", "push"])
+async def test_requests_whose_target_is_killed_are_done_by_its_successor(flow):
+    """C7: at some moment of the move; whoever was done before the blow got away."""
+    report = await finished(
+        *SMALL[:-4], "--json", "-", "--requests", "7", "--flow", flow, "--kill-target-every", "2", "--process-per-rank"
+    )
+    assert report["verified"] is True
+    assert report["case"]["kill_target_every"] == 2
+    assert report["requests"]["completed"] == 7
+    assert report["requests"]["retried"] > 0
+
+
 async def test_a_trace_in_many_processes_with_stages_and_requests_in_flight(tmp_path):
     trace = tmp_path / "trace.jsonl"
     trace.write_text("".join(json.dumps({"input_length": n}) + "\n" for n in (70, 1, 64, 333, 5, 128)))

@@ -52,6 +52,11 @@ def test_a_trace_gives_its_first_prompts_and_the_first_of_them_to_warm_up(tmp_pa
         ("--transport", "loopback", "--fault", "drop"),
         ("--fault", "drop=0.1"),
         ("--tries", "0"),
+        ("--transport", "loopback", "--kill-target-every", "1"),
+        ("--concurrency", "2", "--kill-target-every", "1"),
+        ("--serve", "127.0.0.1:1", "--kill-target-every", "1"),
+        ("--kill-target-every", "100"),
+        ("--kill-target-every", "1", "--tries", "1"),
     ],
 )
 def test_faults_and_tries_that_make_no_sense_are_refused_by_their_flag(flags):

@@ -22,7 +22,8 @@ KEYS = {
     "case": [
         "model", "layers", "kv_heads", "head_dim",
         "tokens", "dtype", "source", "target", "flow", "transport", "transport_reason", "path", "path_reason",
-        "ucx_tls", "device", "requests", "concurrency", "integrity",
+        "ucx_tls", "device", "requests", "concurrency", "integrity", "fault",
+        "kill_target_every",
     ],
     "bytes_per_request": None,
     "runs": ["count", "bytes"],

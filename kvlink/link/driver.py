@@ -334,6 +334,8 @@ class Driver:
         if not self._paused or any(pump.region_keys for pump in self._rank.pumps):
             raise ConfigError("resume follows a pause that has returned")
         check_successor(self._rank.caches.spec, caches.spec)
+        classes = alias_classes(caches.spec)
+        self._blocks.restart(classes)
         done: list[Pump] = []
         try:
             for pump in self._rank.pumps:
@@ -346,8 +348,6 @@ class Driver:
         if self._rank.caches.spec.place.incarnation != caches.spec.place.incarnation:
             self.target.siblings = ()
         self._rank.caches = caches
-        classes = alias_classes(caches.spec)
-        self._blocks.restart(classes)
         self._room = RoomKeeper(caches.spec, classes, self._counters)
         self.target.sessions.shut = self.source.sessions.shut = None
         self._listener.turns_away = None

@@ -57,7 +57,8 @@ class FaultRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One bench, complete: both halves need nothing else.
 
-    ``prompts`` are token counts, warm-up first. ``tries`` are those of a request, the first included.
+    ``prompts`` are token counts, warm-up first. ``tries`` are those of a request, the first included. Of every
+    ``kill_target_every`` requests one has the target's processes killed under it.
     """
 
     geometry: Geometry
@@ -75,6 +76,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     seed: int
     tries: int = 1
     fault: FaultRates | None = None
+    kill_target_every: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run, by the name of its flag.
@@ -91,6 +93,12 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if self.fault is not None and self.transport != "loopback":
             msg = "--fault is made by the loopback: give --transport loopback too"
             raise ConfigError(msg)
+        if self.kill_target_every is not None:
+            _within("--kill-target-every", self.kill_target_every, 1, len(self.prompts))
+            _within("--tries", self.tries, 2, limits.MAX_RETRY_TRIES)
+            if self.transport == "loopback" or self.concurrency > 1:
+                msg = "--kill-target-every kills processes, one request at a time: drop --concurrency and loopback"
+                raise ConfigError(msg)
         _within("--concurrency", self.concurrency, 1, limits.MAX_ACTIVE_READS)
         _within("--layers", self.geometry.layers, 1, limits.MAX_LAYERS)
         _within("--kv-heads", self.geometry.kv_heads, 1, limits.MAX_HEADS)

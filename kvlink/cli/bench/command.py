@@ -7,8 +7,9 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,7 +58,7 @@ async def _serve(options: Options, address: str) -> bool:
 
 
 async def _conduct(options: Options) -> Report:
-    case = options.case
+    case, environment = options.case, own_environment()
     async with AsyncExitStack() as stack:
         screen = stack.enter_context(Screen(len(case.prompts), quiet=options.quiet))
         if case.transport == "loopback":
@@ -65,9 +66,10 @@ async def _conduct(options: Options) -> Report:
         elif options.connect is not None:
             workers = await _distant_workers(options, options.connect, stack)
         else:
-            workers = await _child_workers(options, stack)
+            workers = await _child_workers(options, stack, environment)
         source, target = (Engine(case, name, workers[name]) for name in ("source", "target"))
-        return await Conductor(case, source, target, screen).run()
+        kill = None if case.kill_target_every is None else partial(_kill_and_spawn, target, stack, environment)
+        return await Conductor(case, source, target, screen, kill).run()
 
 
 _Workers = dict[SideName, list[Worker]]
@@ -93,9 +95,22 @@ def _faults(case: Case) -> list[RandomFaults]:
     ]
 
 
-async def _child_workers(options: Options, stack: AsyncExitStack) -> _Workers:
+async def _kill_and_spawn(engine: Engine, stack: AsyncExitStack, environment: Mapping[str, str]) -> list[Worker]:
+    """Kill an engine's children, and start as many anew."""
+    for worker in engine.workers:
+        if isinstance(worker, ChildWorker):
+            worker.process.kill()
+            await worker.process.wait()
+    workers: list[Worker] = []
+    for index in range(len(engine.workers)):
+        child = await ChildWorker.spawn(f"{engine.name} process {index}", LOOPBACK_HOST, environment)
+        stack.push_async_callback(child.aclose)
+        workers.append(child)
+    return workers
+
+
+async def _child_workers(options: Options, stack: AsyncExitStack, environment: Mapping[str, str]) -> _Workers:
     """Each half in a child of its own, or each rank."""
-    environment = own_environment()
     workers: _Workers = {"source": [], "target": []}
     for side, own in workers.items():
         for index in range(_count(options, side)):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Coroutine, Iterable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from kvlink.cli.bench import messages as m
@@ -18,14 +19,16 @@ from kvlink.cli.bench.blocks import BlockPool, pool_blocks
 from kvlink.cli.bench.case import Case, Round, SideName
 from kvlink.cli.bench.ranks import Wiring, count_runs, side_specs
 from kvlink.cli.bench.report import Report, Runs, make_report
-from kvlink.cli.bench.tally import Pair, Span, Tally, Transfer, Window
+from kvlink.cli.bench.tally import Pair, Span, Tally, Transfer, Window, median
 from kvlink.cli.bench.workers import Worker
-from kvlink.errors import KVLinkError
+from kvlink.errors import KVLinkError, PeerLostError
 from kvlink.protocol import Again, RetryPolicy, again
-from kvlink.wire import info_to_error
+from kvlink.wire import error_to_info, info_to_error
 
 T = TypeVar("T")
 
+USUAL_SECONDS: Final = 0.05
+"""What a transfer is taken to last while none has been measured."""
 LIMITS: Final = {
     "ucx": ("ucx_get", "raw gets of the same runs: same error mode, progress mode and pages, alternating"),
     "loopback": ("memcpy", "the same plan copied by one thread, alternating"),
@@ -80,12 +83,21 @@ class _Request:
         self.target_blocks = target_blocks
         self.transfer: Transfer | None = None
         self.verified = False
+        self.life = 0
+
+
+KillAndSpawn = Callable[[], Awaitable[Sequence[Worker]]]
+"""Kills an engine's processes; returns those started in their place."""
 
 
 class Conductor:
     """Runs one case, once."""
 
-    def __init__(self, case: Case, source: Engine, target: Engine, screen: Screen) -> None:
+    def __init__(
+        self, case: Case, source: Engine, target: Engine, screen: Screen, kill_target: KillAndSpawn | None = None
+    ) -> None:
+        self._kill_target = kill_target
+        self._source_cards: tuple[bytes, ...] = ()
         self._case = case
         self._source = source
         self._target = target
@@ -121,7 +133,8 @@ class Conductor:
         num_blocks = {engine.name: engine.pool.num_blocks for engine in engines}
         source, target = await together(engine.open(self._case, num_blocks) for engine in engines)
         self.tally.open_seconds = max(opened.seconds for opened in (*source, *target))
-        meet = m.Meet(source=_cards(source), target=_cards(target))
+        self._source_cards = _cards(source)
+        meet = m.Meet(source=self._source_cards, target=_cards(target))
         await together([self._source.ask(meet, m.Done), self._target.ask(meet, m.Done)])
         if self._case.limit_check:
             addresses = await self._source.ask(m.ProbeAddresses(), m.Addresses)
@@ -206,9 +219,35 @@ class Conductor:
 
     async def _try(self, request: _Request) -> list[m.Moved]:
         command = m.Move(
-            request=request.index, source_blocks=request.source_blocks, target_blocks=request.target_blocks
+            request=request.index,
+            source_blocks=request.source_blocks,
+            target_blocks=request.target_blocks,
+            life=request.life,
         )
-        return await self._target.ask(command, m.Moved)
+        every = self._case.kill_target_every
+        if self._kill_target is None or every is None or request.life or (request.index + 1) % every:
+            return await self._target.ask(command, m.Moved)
+        return await self._try_and_die(request, command, self._kill_target)
+
+    async def _try_and_die(self, request: _Request, command: m.Move, kill: KillAndSpawn) -> list[m.Moved]:
+        """Kill the target's processes at some moment of the move; one that is done before gets away."""
+        usual = median(transfer.span.seconds for transfer in self.tally.transfers) or USUAL_SECONDS
+        start = time.monotonic()
+        moving = asyncio.create_task(self._target.ask(command, m.Moved))
+        await asyncio.wait({moving}, timeout=usual * self._chance.random())
+        if moving.done():
+            return await moving
+        workers = await kill()
+        await asyncio.gather(moving, return_exceptions=True)
+        request.life += 1
+        self._target.workers, self._target.incarnation = tuple(workers), secrets.token_hex(8)
+        num_blocks = {engine.name: engine.pool.num_blocks for engine in (self._source, self._target)}
+        opened = await self._target.open(self._case, num_blocks)
+        meet = m.Meet(source=self._source_cards, target=_cards(opened))
+        await together([self._source.ask(meet, m.Done), self._target.ask(meet, m.Done)])
+        lost = error_to_info(PeerLostError("the target was killed, as asked for"))
+        dead = m.Moved(start_seconds=start, end_seconds=time.monotonic(), ranks=(), error=lost)
+        return [dead] * len(workers)
 
     def _pause(self, error: KVLinkError, tries: Sequence[m.Moved]) -> float | None:
         """Before the next try, or ``None`` if there is none: the source stays the same."""
@@ -227,7 +266,8 @@ class Conductor:
         await self._target.ask(m.Wipe(request=request.index, blocks=request.target_blocks), m.Done)
         self._target.pool.give_back(request.target_blocks)
         request.target_blocks = self._target.pool.take(len(request.target_blocks))
-        await self._source.ask(m.Provide(request=request.index, blocks=request.source_blocks), m.Done)
+        provide = m.Provide(request=request.index, blocks=request.source_blocks, life=request.life)
+        await self._source.ask(provide, m.Done)
 
     async def _finish(self, request: _Request) -> None:
         """Compare every byte of what was installed, then give the blocks back to the canary."""

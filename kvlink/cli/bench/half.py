@@ -67,6 +67,7 @@ class _Opened:
     prober: Prober | None = None
     rosters: dict[SideName, kvlink.Roster] = field(default_factory=dict)
     parts: dict[int, list[kvlink.Part]] = field(default_factory=dict)
+    lives: dict[int, int] = field(default_factory=dict)
 
 
 class Half:
@@ -227,6 +228,7 @@ class Half:
 
     async def _provide(self, command: m.Provide) -> m.Done:
         opened = self._opened
+        opened.lives[command.request] = command.life
         case, tokens = opened.case, opened.case.prompts[command.request]
         parts = opened.parts[command.request] = []
         offer = self._offer(command.request, command.blocks) if case.flow == "fetch" else None
@@ -247,6 +249,7 @@ class Half:
 
     async def _move(self, command: m.Move) -> m.Moved:
         opened = self._opened
+        opened.lives[command.request] = command.life
         start_on = self._fetching(command) if opened.case.flow == "fetch" else self._expecting(command)
         start = time.monotonic()
         parts = opened.parts[command.request] = [start_on(rank.link) for rank in opened.ranks]
@@ -305,7 +308,8 @@ class Half:
     def _key(self, request: int) -> str:
         """Named by whoever makes the claim: the source in fetch, the target in push."""
         claimant: SideName = "source" if self._opened.case.flow == "fetch" else "target"
-        return request_key(self._opened.rosters[claimant].incarnation, f"bench-{request}")
+        life = self._opened.lives.get(request, 0)
+        return request_key(self._opened.rosters[claimant].incarnation, f"bench-{request}" + f".{life}" * (life > 0))
 
     def _offer(self, request: int, blocks: m.Blocks) -> kvlink.Offer:
         opened = self._opened

@@ -61,10 +61,15 @@ class End(Command, frozen=True):
 
 
 class Provide(Command, frozen=True):
-    """Source: publish (fetch), or announce, make ready and seal (push). Answer: `Done`."""
+    """Source: publish (fetch), or announce, make ready and seal (push). Answer: `Done`.
+
+    ``life``: how often the target died under the request. What a dead target did with it nobody can know, so it comes
+    again as another request, under another key.
+    """
 
     request: int
     blocks: Blocks
+    life: int = 0
 
 
 class Settle(Command, frozen=True):
@@ -79,6 +84,7 @@ class Move(Command, frozen=True):
     request: int
     source_blocks: Blocks
     target_blocks: Blocks
+    life: int = 0
 
 
 class Abandon(Command, frozen=True):

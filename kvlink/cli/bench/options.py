@@ -86,6 +86,9 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         metavar="LIST",
         help="loopback: what happens to chunks by chance, as drop=0.01,corrupt=0.01,delay=0.1",
     )
+    group.add_argument(
+        "--kill-target-every", type=int, metavar="N", help="kill the target's processes under every N-th request"
+    )
     group.add_argument("--integrity", choices=("on", "off"), default="on", help="digests on the way (%(default)s)")
     group.add_argument("--ucx-tls", metavar="LIST", help="UCX transports, as UCX_TLS (UCX decides)")
     group.add_argument("--ucx-origin", default="auto", metavar="ORIGIN", help="auto, wheel, system or a path")
@@ -118,6 +121,9 @@ def parse(arguments: argparse.Namespace) -> Options:
     if arguments.transport == "loopback" and (arguments.process_per_rank or arguments.serve or arguments.connect):
         msg = "--transport loopback runs in one process: drop --process-per-rank, --serve and --connect"
         raise ConfigError(msg)
+    if arguments.kill_target_every is not None and (arguments.serve or arguments.connect):
+        msg = "--kill-target-every kills processes of this machine: drop --serve and --connect"
+        raise ConfigError(msg)
     prompts = _prompts(arguments)
     case = Case(
         geometry=_geometry(arguments),
@@ -129,11 +135,12 @@ def parse(arguments: argparse.Namespace) -> Options:
         flow=arguments.flow,
         transport=arguments.transport,
         integrity=arguments.integrity == "on",
-        limit_check=arguments.limit_check and arguments.concurrency == 1,
+        limit_check=arguments.limit_check and arguments.concurrency == 1 and arguments.kill_target_every is None,
         ucx_tls=arguments.ucx_tls,
         ucx_origin=arguments.ucx_origin,
         seed=arguments.seed,
         tries=arguments.tries,
+        kill_target_every=arguments.kill_target_every,
         fault=None if arguments.fault is None else _fault(arguments.fault),
     )
     return Options(

@@ -42,6 +42,7 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was run.
 
     ``tokens`` of a trace is the mean prompt; ``device`` is where the caches lie; ``fault`` is what chunks suffered.
+    Of every ``kill_target_every`` requests one had its target killed.
     """
 
     model: str
@@ -63,6 +64,7 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int
     integrity: bool
     fault: str | None = None
+    kill_target_every: int | None = None
 
 
 class Runs(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,6 +211,7 @@ def _case(case: Case, tally: Tally) -> CaseReport:
         requests=case.requests,
         concurrency=case.concurrency,
         integrity=case.integrity,
+        kill_target_every=case.kill_target_every,
         fault=None
         if case.fault is None
         else ",".join(f"{n}={r:g}" for n, r in msgspec.structs.asdict(case.fault).items()),
