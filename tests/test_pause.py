@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from engines import Engine, Rank, source_engine, target_engine, until
 
-from kvlink import Bridge, Caches, Config, State
+from kvlink import Bridge, Caches, Config, Offer, State
 from kvlink.cli.bench.content import CacheContent, Prompt
 from kvlink.errors import (
     ClosedError,
@@ -24,6 +24,7 @@ from kvlink.errors import (
 from kvlink.transports.faults import DelayChunk, FailRegister
 from kvlink.transports.loopback import LoopbackTransport
 from kvlink.transports.loopback_fabric import LoopbackFabric
+from kvlink.wire import Installed
 
 PROMPT = Prompt(seed=13, tokens=75)
 FROM, INTO = (9, 2, 17, 4, 11), (3, 8, 13, 18, 23)
@@ -187,17 +188,78 @@ async def test_memory_that_cannot_be_registered_leaves_the_link_paused() -> None
 
 
 async def test_a_dial_under_way_does_not_come_up_in_a_link_that_fell_asleep() -> None:
+    """Wherever it is: between any two of its steps the link may fall asleep."""
     fabric = LoopbackFabric(seed=9)
+    async with target_engine(fabric) as target:
+        (link,), (rank,) = target.links, target.ranks
+        ups = 0
+        for turns in range(0, 40, 2):
+            async with source_engine(fabric) as source:
+                offer = source.offer(f"i:r{turns}", FROM, PROMPT.tokens)
+                part = link.start_fetch(offer, (INTO,), deadline_seconds=20)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                ups += link.stats().sessions
+                await link.pause(0)
+                await asyncio.sleep(0.01)
+                assert part.state.ended
+                assert link.stats().sessions == 0
+                link.resume(rank.caches)
+        assert ups, "no dial came to its end before the pause: give it more turns"
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+async def test_c1_a_connection_that_was_made_across_a_sleep_does_not_come_up_with_old_keys(side: str) -> None:
+    """C1: at whichever step it fell asleep and woke, the next request reads the memory that is there now."""
+    for turns in range(0, 40, 3):
+        fabric = LoopbackFabric(seed=turns)
+        async with source_engine(fabric) as source, target_engine(fabric) as target:
+            asleep = source if side == "source" else target
+            (link,), (rank,) = asleep.links, asleep.ranks
+            early = target.links[0].start_fetch(source.offer("i:e", FROM, 75), ((0, 1, 2, 4, 5),), deadline_seconds=20)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            told = link._driver._rank.introduce()
+            await link.pause(0)
+            link.resume(again(rank, asleep.canary))
+            assert not link._driver._rank.stands_by(told)
+            target.links[0].cancel(early, "only its connection matters")
+            source.fill(PROMPT, FROM)
+            offer = source.offer("i:r", FROM, PROMPT.tokens)
+            source.links[0].publish(offer)
+
+            async def take(_offer: Offer) -> tuple[tuple[int, ...]]:
+                return (INTO,)
+
+            result = await target.links[0].fetch_with_retries(
+                offer, take, give_back=lambda _blocks: None, deadline_seconds=20
+            )  # the first try may have waited for that connection
+            assert result.tries <= 2
+            target.assert_holds(PROMPT, INTO)
+
+
+async def test_a_source_hears_the_end_before_its_target_falls_asleep(monkeypatch) -> None:
+    """G3: the first word is lost; a pause waits for the repeat, so that the source need not call it indeterminate."""
+    fabric = LoopbackFabric(seed=11)
     async with source_engine(fabric) as source, target_engine(fabric) as target:
+        (link,) = target.links
+        sessions, lost = link._driver.target.sessions, []
+        send = sessions.send
+
+        def lossy(peer: str, message: object) -> bool:
+            if isinstance(message, Installed) and not lost:
+                lost.append(message)
+                return True
+            return send(peer, message)
+
+        monkeypatch.setattr(sessions, "send", lossy)
         source.fill(PROMPT, FROM)
         offer = source.offer("i:r", FROM, PROMPT.tokens)
-        source.links[0].publish(offer)
-        fetched = target.links[0].start_fetch(offer, (INTO,), deadline_seconds=20)
-        await asyncio.sleep(0)  # it dials now
-        await target.links[0].pause(0)
-        await asyncio.sleep(0.2)
-        assert fetched.state.ended
-        assert target.links[0].stats().sessions == 0
+        published = source.links[0].publish(offer)
+        await link.fetch(offer, (INTO,), deadline_seconds=20)
+        await link.pause(1)
+        assert lost
+        assert (await published.wait()).state is State.DONE
 
 
 def test_a_bridge_sleeps_and_wakes() -> None:

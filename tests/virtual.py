@@ -146,7 +146,7 @@ class VirtualNet:
             raise PeerUnreachableError(f"nobody listens on {address}", peer=address, stage="connect")
         ours, theirs = VirtualConnection(self), VirtualConnection(self)
         for one, other, told in ((ours, theirs, listener.introduce()), (theirs, ours, introduce())):
-            one.other, one.peer_introduce, one.peer = other, told, str(told.spec.place)
+            one.other, one.peer_introduce, one.peer, other.told = other, told, str(told.spec.place), told
             self.connections.append(one)
         listener.accepted(theirs)
         return ours

@@ -73,6 +73,7 @@ class ControlConnection:
 
     Attributes:
         peer_introduce: what the peer told; its spec is checked (`kvlink.layout.check_spec`), and not yet compared.
+        told: what we told the peer.
         peer: ``str`` of the peer's place.
         session: what the handshake agreed on.
         dialled: where we connected to, or ``None`` on the listener's side.
@@ -81,6 +82,7 @@ class ControlConnection:
     """
 
     peer_introduce: Introduce
+    told: Introduce
 
     def __init__(self, session: Session, dialled: Address | None) -> None:
         self.session = session
@@ -108,7 +110,8 @@ class ControlConnection:
         """
         try:
             await asyncio.get_running_loop().create_connection(lambda: self._frames, sock=sock)
-            self.send(introduce())
+            self.told = introduce()
+            self.send(self.told)
             introduced = check_introduce(await self.receive())
         except BaseException as error:
             self.fail(error if isinstance(error, KVLinkError) else ClosedError("given up before it was introduced"))

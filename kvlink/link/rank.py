@@ -43,6 +43,11 @@ class LocalRank:
             kvlink=self.version,
         )
 
+    def stands_by(self, told: Introduce) -> bool:
+        """Whether what a peer was told is still so: the same cache, under the same keys."""
+        keys = [self._card(pump).keys for pump in self.pumps]
+        return told.spec is self.caches.spec and [card.keys for card in told.transports] == keys
+
     def card(self, address: str) -> bytes:
         """What the engine's scheduler puts into a roster."""
         spec = self.caches.spec

@@ -230,7 +230,6 @@ class Sessions:
         """From introduced to usable: compare, choose, channel, transport, keys."""
         spec = connection.peer_introduce.spec
         peer = str(spec.place)
-        self._check_open()
         self._compare(connection)
         pump, card, reason = self._rank.choose(connection.peer_introduce.transports, peer)
         channel, *lanes = await self._open_sockets(connection, 1 + pump.transport.lanes(card.address))
@@ -238,7 +237,7 @@ class Sessions:
         op = pump.transport.connect(wire_name, card.address, channel, lanes)
         try:
             _check_connected(await pump.ended(op), peer)
-            self._check_open()
+            self._check_open(connection)
             for key in card.keys if self._reading else ():
                 known = RegionKey(region=key.region, address=key.address, length=key.length, key=key.key)
                 pump.transport.import_key(wire_name, known)
@@ -259,10 +258,12 @@ class Sessions:
         self._tasks.start(self._listen(session), f"listen {peer}")
         return session
 
-    def _check_open(self) -> None:
-        """A session that comes up after all others were closed would outlive what it was made for."""
+    def _check_open(self, connection: ControlConnection) -> None:
+        """A session must not come up when all others were closed, nor on what was true before the link slept."""
         if self.shut is not None:
             raise ClosedError(self.shut)
+        if not self._rank.stands_by(connection.told):
+            raise PeerLostError("this link woke up over another cache while the connection was made")
 
     async def _open_sockets(self, connection: ControlConnection, count: int) -> list[int]:
         """Descriptors of the channel and its lanes, in this order; none is left open if one does not come."""
