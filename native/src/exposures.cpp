@@ -70,8 +70,8 @@ LeaseAnswer Exposures::withdraw(std::string_view peer, AttemptId attempt, Time n
     if (attempts->second.empty()) peers_.erase(attempts);
   }
   exposure->withdrawn = true;  // first, so that nobody begins another look while this waits for the last one
-  const std::lock_guard slice_ended(exposure->hashing);
-  const std::lock_guard looks_ended(exposure->looking);
+  { const std::lock_guard slice_ended(exposure->hashing); }  // never both at once: who looks may record
+  { const std::lock_guard looks_ended(exposure->looking); }
   return answer;
 }
 

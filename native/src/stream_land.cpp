@@ -10,7 +10,7 @@ namespace kvlink {
 namespace {
 
 // A sleeping mover is woken for this much of a frame, not for every packet of it.
-constexpr std::size_t kLowWaterBytes = 256 * 1024;
+constexpr std::size_t kLowWaterBytes = 512 * 1024;
 
 }  // namespace
 
