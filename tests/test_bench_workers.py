@@ -87,6 +87,45 @@ async def test_a_child_that_is_stopped_is_ended_by_force(monkeypatch):
     assert gone(pid, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("bound", "command"),
+    [
+        ("CONTROL_SECONDS", m.Abandon(request=0, why="x")),
+        ("TRANSFER_SECONDS", m.Settle(request=0)),
+        ("BULK_BASE_SECONDS", m.Sweep()),
+    ],
+)
+async def test_a_child_that_is_stopped_ends_every_call_within_its_bound_and_is_killed(monkeypatch, bound, command):
+    monkeypatch.setattr(f"kvlink.cli.bench.workers.{bound}", 0.3)
+    async with child() as worker:
+        pid = worker.process.pid
+        os.kill(pid, signal.SIGSTOP)
+        first = asyncio.create_task(worker.call(command, m.Done))
+        await asyncio.sleep(0)
+        other = asyncio.create_task(worker.call(m.Verify(request=0, blocks=()), m.Checked))
+        words = f"source process 0 did not answer {type(command).__name__} within 0.3 s"
+        with pytest.raises(PeerLostError, match=words):
+            await asyncio.wait_for(first, 10)
+        with pytest.raises(PeerLostError, match="did not answer"):
+            await asyncio.wait_for(other, 10)
+        with pytest.raises(PeerLostError, match="did not answer"):
+            await worker.call(m.Begin(), m.Done)
+        assert await asyncio.to_thread(gone, pid, 5.0)
+
+
+async def test_a_stopped_child_that_has_left_its_input_unread_does_not_hold_up_the_end(monkeypatch):
+    monkeypatch.setattr("kvlink.cli.bench.workers.EXIT_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("kvlink.cli.bench.workers.CONTROL_SECONDS", 60.0)
+    async with child() as worker:
+        pid = worker.process.pid
+        os.kill(pid, signal.SIGSTOP)
+        stuck = asyncio.create_task(worker.call(m.Abandon(request=0, why="x" * 10**6), m.Done))
+        await asyncio.sleep(0.1)
+        stuck.cancel()
+        await asyncio.wait_for(worker.aclose(), 10)
+    assert gone(pid, 5.0)
+
+
 async def test_no_worker_outlives_a_parent_that_was_killed():
     program = """
 import asyncio

@@ -15,13 +15,22 @@ from typing import Final, Self
 import msgspec
 
 from kvlink.cli.bench import messages as m
-from kvlink.cli.bench.half import Half
+from kvlink.cli.bench.half import DEADLINE_SECONDS, Half
 from kvlink.errors import KVLinkError, PeerLostError, SchemaError
 from kvlink.wire import info_to_error
 
 WORKER_MODULE: Final = "kvlink.cli.bench.worker"
 EXIT_GRACE_SECONDS: Final = 5.0
 """How long a child may take to end after its input has ended."""
+CONTROL_SECONDS: Final = 30.0
+"""How long a worker may take over a command that touches no KV: far above what a busy loop delays it."""
+TRANSFER_SECONDS: Final = DEADLINE_SECONDS + 30.0
+"""Over one that ends with a transfer, which has a deadline of its own."""
+BULK_BASE_SECONDS: Final = 60.0
+BULK_BYTES_PER_SECOND: Final = 10**8
+"""Over one that may touch its whole pool: the base, and the pool at far less than any machine compares."""
+_CONTROL: Final = (m.Begin, m.End, m.Meet, m.Provide, m.Abandon)
+_TRANSFER: Final = (m.Move, m.Settle)
 
 
 class Worker(ABC):
@@ -33,7 +42,7 @@ class Worker(ABC):
 
         Raises:
             KVLinkError: as the worker raised it.
-            PeerLostError: the worker is gone.
+            PeerLostError: the worker is gone, or did not answer in time (it may be stopped) and was ended by force.
         """
 
     @abstractmethod
@@ -69,20 +78,28 @@ class StreamWorker(Worker):
         self._waiting: dict[int, asyncio.Future[m.AnyReply]] = {}
         self._ids = itertools.count(1)
         self._end: KVLinkError | None = None
+        self._pool_bytes = 0
         self._listener = asyncio.create_task(self._listen())
 
     async def call(self, command: m.AnyCommand, reply: type[m.ReplyT]) -> m.ReplyT:
         """See `Worker.call`."""
         if self._end is not None:
             raise self._end
+        if isinstance(command, m.Open):
+            self._pool_bytes = _pool_bytes(command)
+        bound = self._bound_seconds(command)
         number = next(self._ids)
         answer: asyncio.Future[m.AnyReply] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            self._writer.write(encode_line(m.Envelope(id=number, command=command)))
-            with contextlib.suppress(ConnectionError):  # the listener sees the end too, and says it better
-                await self._writer.drain()
-            got = await answer
+            async with asyncio.timeout(bound):
+                self._writer.write(encode_line(m.Envelope(id=number, command=command)))
+                with contextlib.suppress(ConnectionError):  # the listener sees the end too, and says it better
+                    await self._writer.drain()
+                got = await answer
+        except TimeoutError:
+            words = f"{self.name} did not answer {type(command).__name__} within {bound:g} s; it was ended"
+            raise self._fail(PeerLostError(words, peer=self.name)) from None
         finally:
             self._waiting.pop(number, None)
         if not isinstance(got, reply):
@@ -90,12 +107,20 @@ class StreamWorker(Worker):
         return got
 
     async def aclose(self) -> None:
-        """Close the stream; a worker ends when its input does."""
+        """Close the stream; a worker ends when its input does. One that no longer reads does not hold it open."""
         self._writer.close()
+        closed = asyncio.create_task(self._writer.wait_closed())
+        await asyncio.wait({closed}, timeout=EXIT_GRACE_SECONDS)
+        if not closed.done():
+            self.abort()
         with contextlib.suppress(ConnectionError):
-            await self._writer.wait_closed()
+            await closed
         self._listener.cancel()
         await asyncio.gather(self._listener, return_exceptions=True)
+
+    def abort(self) -> None:
+        """End the worker by force, at once, what it has not read included."""
+        self._writer.transport.abort()
 
     async def lost(self) -> PeerLostError:
         """Why the stream ended, once it has."""
@@ -106,12 +131,32 @@ class StreamWorker(Worker):
         try:
             while line := await self._reader.readline():
                 self._take(decoder.decode(line))
-            self._end = await self.lost()
+            end = await self.lost()
         except (ValueError, ConnectionError) as error:  # a line that is too long or is no answer, or a reset
-            self._end = PeerLostError(f"{self.name} cannot be understood: {error}", peer=self.name)
+            end = PeerLostError(f"{self.name} cannot be understood: {error}", peer=self.name)
+        if self._end is None:
+            self._refuse(end)
+
+    def _fail(self, error: PeerLostError) -> KVLinkError:
+        """End the worker for ``error``, unless it is lost already; why it is."""
+        if self._end is None:
+            self._refuse(error)
+            self.abort()
+        return self._end or error
+
+    def _refuse(self, end: KVLinkError) -> None:
+        """From here on every call, those under way included, ends with ``end``."""
+        self._end = end
         for answer in self._waiting.values():
             if not answer.done():
-                answer.set_exception(self._end)
+                answer.set_exception(end)
+
+    def _bound_seconds(self, command: m.AnyCommand) -> float:
+        if isinstance(command, _CONTROL):
+            return CONTROL_SECONDS
+        if isinstance(command, _TRANSFER):
+            return TRANSFER_SECONDS
+        return BULK_BASE_SECONDS + self._pool_bytes // BULK_BYTES_PER_SECOND
 
     def _take(self, answer: m.Answer) -> None:
         waiting = self._waiting.get(answer.id)
@@ -142,6 +187,12 @@ class ChildWorker(StreamWorker):
         """End the child: first by ending its input, then by force."""
         await super().aclose()
         await end_child(self.process)
+
+    def abort(self) -> None:
+        """See `StreamWorker.abort`. A stopped process is killed too."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        super().abort()
 
     async def lost(self) -> PeerLostError:
         """Name the exit status: a child that was killed says nothing itself."""
@@ -179,6 +230,12 @@ def own_environment() -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in overruled}
     environment["KVLINK_SECRET"] = secrets.token_hex(32)
     return environment
+
+
+def _pool_bytes(command: m.Open) -> int:
+    """Bytes of the pool that a worker is told to open: an upper bound, that of all its side's ranks."""
+    side = command.case.side(command.side)
+    return command.num_blocks[command.side] * side.block_size * command.case.side_token_bytes(command.side)
 
 
 def encode_line(message: object) -> bytes:
