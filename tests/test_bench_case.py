@@ -78,7 +78,8 @@ def test_a_bad_trace_is_refused_by_its_line(tmp_path, line, word):
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--tokens", "0"], ["--requests", "0"], ["--warmup", "-1"], ["--layers", "0"], ["--source-pp", "33"],
+        ["--tokens", "0"], ["--requests", "0"], ["--warmup", "-1"], ["--requests", "100001"], ["--warmup", "100001"],
+        ["--requests", "9" * 30], ["--warmup", "9" * 30], ["--layers", "0"], ["--source-pp", "33"],
         ["--target-tp", "0"], ["--source-block-size", "0"], ["--concurrency", "0"], ["--trace", "/nonexistent"],
         ["--transport", "loopback", "--process-per-rank"], ["--json", "/nonexistent/x.json"],
     ],

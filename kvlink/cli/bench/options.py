@@ -16,6 +16,8 @@ from kvlink.errors import ConfigError
 from kvlink.layout import STANDARD_LAYOUTS, DType
 
 MAX_TRACE_LINE_BYTES: Final = 1024 * 1024
+MAX_REQUESTS: Final = 100_000
+"""Of ``--requests``, and of ``--warmup``: minutes of the smallest prompts, and a list that takes a megabyte."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,8 +117,11 @@ def parse(arguments: argparse.Namespace) -> Options:
     Raises:
         ConfigError: a value is out of its bounds, a combination makes no sense, or the trace cannot be read.
     """
-    if arguments.requests < 1 or arguments.warmup < 0:
-        msg = "--requests must be at least 1, --warmup at least 0"
+    if not (1 <= arguments.requests <= MAX_REQUESTS and 0 <= arguments.warmup <= MAX_REQUESTS):
+        msg = (
+            f"--requests is {arguments.requests} and --warmup {arguments.warmup}; "
+            f"they must lie between 1 and {MAX_REQUESTS}, and between 0 and {MAX_REQUESTS}"
+        )
         raise ConfigError(msg)
     if arguments.transport == "loopback" and (arguments.process_per_rank or arguments.serve or arguments.connect):
         msg = "--transport loopback runs in one process: drop --process-per-rank, --serve and --connect"
