@@ -119,6 +119,15 @@ def test_a_pool_holds_its_fullest_round_with_spares_and_exceeds_the_cache(monkey
     assert pool_blocks(case, "source") * 16 * case.geometry.token_bytes >= 4 * 1024**3
 
 
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_round_of_more_blocks_than_any_pool_is_refused_by_the_flags_to_change(side, capsys):
+    flags = ["--tokens", "2000", f"--{side}-block-size", "1", "--layers", "1", "--kv-heads", "2", "--head-dim", "8"]
+    assert pool_blocks(options(*flags, "--concurrency", "500", "--requests", "500").case, side) <= 1 << 20
+    assert cli.main(["bench", *flags, "--concurrency", "600", "--requests", "600"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(word in line for word in ("1200000", "1048576", f"--{side}-block-size", "--tokens", "--concurrency"))
+
+
 def test_blocks_are_scattered_and_come_back():
     pool = BlockPool(100, seed=0)
     taken = pool.take(60)

@@ -9,7 +9,7 @@ from typing import Final
 
 from kvlink import limits
 from kvlink.cli.bench.case import Case, SideName
-from kvlink.errors import UnavailableError
+from kvlink.errors import ConfigError, UnavailableError
 
 SPARE_SHARE: Final = 4
 """One block in this many stays free even when a round is at its fullest: canaries between the blocks in use."""
@@ -47,9 +47,19 @@ class BlockPool:
 
 
 def pool_blocks(case: Case, name: SideName) -> int:
-    """Blocks the pool of one engine needs: its fullest round and spares, and more than the last-level cache."""
+    """Blocks the pool of one engine needs: its fullest round and spares, and more than the last-level cache.
+
+    Raises:
+        ConfigError: no pool may hold that many; says which flags to change.
+    """
     side = case.side(name)
     fullest = max(sum(side.blocks_for(case.prompts[i]) for i in batch.requests) for batch in case.rounds())
+    if fullest > limits.MAX_BLOCKS_PER_REQUEST:
+        msg = (
+            f"the requests in flight take {fullest} blocks of the {name} at once; a pool has at most "
+            f"{limits.MAX_BLOCKS_PER_REQUEST}: raise --{name}-block-size, or lower --tokens (--trace) or --concurrency"
+        )
+        raise ConfigError(msg)
     block_bytes = side.block_size * case.side_token_bytes(name)
     past_cache = -(-CACHE_FACTOR * last_level_cache_bytes() // block_bytes)
     return min(max(fullest + fullest // SPARE_SHARE + 1, past_cache), limits.MAX_BLOCKS_PER_REQUEST)
@@ -60,6 +70,7 @@ def check_memory(case: Case, sides: Sequence[SideName]) -> None:
 
     Raises:
         UnavailableError: too little memory is available; says how much is needed.
+        ConfigError: a pool would be larger than any may be.
     """
     needed = _MEMORY_HEADROOM_BYTES
     for name in sides:
