@@ -12,6 +12,7 @@ neither the native core nor UCX.
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from kvlink.memory import Caches, PlaneKey, Span
     from kvlink.protocol import RetryPolicy
     from kvlink.wire import Claim, Offer, Roster, Ticket, request_key
+
+logging.getLogger("kvlink").addHandler(logging.NullHandler())  # silent until the embedder attaches a handler
 
 _HOMES = {
     "bridge": ("Bridge",),

@@ -14,7 +14,7 @@ from engines import IDENTITY
 
 from kvlink import Bridge, Caches, Config, Offer, Part, Place, Roster, State, Ticket
 from kvlink.cli.bench.content import SOURCE_CANARY, TARGET_CANARY, CacheContent, Prompt
-from kvlink.errors import CancelledError, ClosedError, ConflictError, LayoutError, TransferError
+from kvlink.errors import CancelledError, ClosedError, ConflictError, LayoutError
 from kvlink.layout import DType, heads_of_rank, standard_spec
 from kvlink.transports.base import Transport
 from kvlink.transports.faults import DelayChunk, Fault
@@ -208,7 +208,7 @@ def test_a_refused_verb_ends_its_part(pair: Pair) -> None:
     pair.run(second, third)
     assert second.state is third.state is State.FAILED
     assert isinstance(second.result.error, ConflictError)
-    assert isinstance(third.result.error, TransferError)
+    assert isinstance(third.result.error, LayoutError)
     assert first.state is State.READY
     pair.target.assert_no_block_out()
 

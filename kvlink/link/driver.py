@@ -164,12 +164,14 @@ class Driver:
     def publish(self, offer: Offer, part: LivePart) -> None:
         """See `kvlink.Link.publish`."""
         self._check_open()
+        _check_ttl(offer.ttl_seconds)
         self.source.publish(offer, part)
         self._track(part, "source")
 
     def announce(self, part: LivePart, *, ttl_seconds: float, max_tokens: int, facts: Facts) -> None:
         """See `kvlink.Link.announce`."""
         self._check_open()
+        _check_ttl(ttl_seconds)
         self.source.announce(part.key, part, max_tokens=max_tokens, ttl_seconds=ttl_seconds, facts=facts)
         self._track(part, "source")
 
@@ -187,6 +189,10 @@ class Driver:
         """See `kvlink.Link.start_fetch`."""
         self._check_open()
         _check_deadline(deadline_seconds)
+        if uncovered not in ("leave", "zero"):
+            raise ConfigError(
+                f"uncovered is {uncovered!r}; slots past the last token can be left ('leave') or zeroed ('zero')"
+            )
         self._room.check(offer.key, into)
         self.target.fetch(
             offer,
@@ -212,6 +218,7 @@ class Driver:
         """See `kvlink.Link.expect`."""
         self._check_open()
         _check_deadline(deadline_seconds)
+        _check_ttl(ticket.ttl_seconds)
         self._room.check(ticket.key, into)
         self.target.expect(ticket, source, into, deadline_seconds=deadline_seconds, part=part)
         self._track(part, "target")
@@ -235,6 +242,9 @@ class Driver:
     ) -> Reservation:
         """See `kvlink.Link.reserve`."""
         self._check_open()
+        _check_ttl(ttl_seconds)
+        if tokens < 1 or growth_tokens < 0:
+            raise ConfigError(f"tokens is {tokens} and growth_tokens {growth_tokens}; give at least 1, and at least 0")
         return await self._room.reserve(
             key,
             tokens=tokens,
@@ -501,6 +511,14 @@ def _make(name: str, config: Config) -> Transport:
         f"transports names {name!r}; known are 'ucx' and 'stream'. A loopback is made by the caller: "
         "open_link(..., transports=[...])"
     )
+
+
+def _check_ttl(seconds: float) -> None:
+    if not 0 < seconds <= limits.RETRY_HORIZON_SECONDS:  # NaN is in no range
+        raise ConfigError(
+            f"ttl_seconds is {seconds}; give a time above 0 and at most {limits.RETRY_HORIZON_SECONDS:g}, for which "
+            "blocks may be kept for nobody"
+        )
 
 
 def _check_deadline(seconds: float) -> None:

@@ -204,6 +204,11 @@ class Sessions:
             if not pending.done():
                 pending.set_exception(ClosedError("the link was closed", peer=peer))
             raise
+        except Exception as error:  # noqa: BLE001 - our own fault: whoever waits must hear of it all the same
+            _log.exception("connecting to %s failed", peer)
+            if not pending.done():
+                text = f"connecting failed inside: {type(error).__name__}: {error}"
+                pending.set_exception(PeerUnreachableError(text, peer=peer, stage="connect"))
         else:
             if not pending.done():
                 pending.set_result(session)

@@ -37,7 +37,11 @@ async def dial(address: Address) -> socket.socket:
     except OSError as error:
         targets, reason = [], str(error)
     for family, target in targets:
-        sock = _new_socket(family)
+        try:
+            sock = _new_socket(family)
+        except OSError as error:  # out of descriptors, most likely
+            reason = error.strerror or str(error)
+            continue
         try:
             if sock.family != socket.AF_UNIX and _is_here(family, target):
                 _stop_pacing(sock)

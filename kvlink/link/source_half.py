@@ -28,7 +28,7 @@ from kvlink.layout import fingerprint
 from kvlink.link.machine import Machine
 from kvlink.link.part import LivePart, Part, Result, State
 from kvlink.link.sessions import Session, Sessions
-from kvlink.link.target_work import STATE_OF_END
+from kvlink.link.target_work import STATE_OF_END, whole_blocks
 from kvlink.plan import CopyPlan
 from kvlink.protocol import End, SourceEvent, SourcePart, SourcePhase
 from kvlink.transports.base import Exposure
@@ -162,7 +162,7 @@ class SourceHalf:
                 request_id=part.key,
             )
         if blocks is not None:
-            work.blocks = tuple(tuple(int(block) for block in ids) for ids in blocks)
+            work.blocks = whole_blocks(blocks, part.key)
         work.tokens = work.tokens if tokens is None else tokens
         if group_first_tokens is not None:
             work.group_first_tokens = tuple(group_first_tokens)

@@ -24,6 +24,7 @@ from kvlink.errors import (
     LayoutError,
     PeerLostError,
     PeerRestartedError,
+    TransferError,
     TransportError,
 )
 from kvlink.layout import compare_identity, share_of
@@ -54,7 +55,6 @@ from kvlink.wire import (
 )
 
 if TYPE_CHECKING:
-    from kvlink.descriptor import FirstTokens
     from kvlink.layout import Place, RankShare
     from kvlink.link.rank import LocalRank
     from kvlink.link.target_work import Uncovered
@@ -117,7 +117,7 @@ class TargetHalf:
         self._check_claim(offer, facts)
         descriptor = offer.descriptor(deadline_seconds)
         starts = starts_of(offer, self._rank.caches.spec, first_token)
-        work = self._new_work(offer, into, part, starts, uncovered, deadline_seconds)
+        work = TargetWork.of(offer, into, part, starts, uncovered, deadline_seconds, self._loop.time())
         work.descriptor = descriptor
         if not self._joined(work, descriptor_digest(descriptor), offer.tokens):
             self._tasks.start(self._prepare(work), f"fetch {work.key}")
@@ -130,7 +130,7 @@ class TargetHalf:
         own = self._rank.caches.spec
         compare_identity(source.identity, own.identity, source_peer=source.engine, target_peer=str(own.place))
         starts = ticket.first_token, ticket.group_first_tokens
-        work = self._new_work(ticket, into, part, starts, "leave", deadline_seconds)
+        work = TargetWork.of(ticket, into, part, starts, "leave", deadline_seconds, self._loop.time())
         work.roster = source
         work.ticket = ticket
         if not self._joined(work, None, ticket.tokens):
@@ -184,31 +184,16 @@ class TargetHalf:
                 "call set_siblings with the roster of this engine",
                 request_id=claim.key,
             )
+        read_only = [number for number, region in enumerate(self._rank.caches.regions) if not region.writable]
+        if read_only:
+            text = (
+                f"regions {read_only} of {place} are read-only memory: a source may give them, nothing can be installed"
+            )
+            raise LayoutError(text, request_id=claim.key)
         if self._rank.config.secret is not None:
             claim.verify(self._rank.config.secret)
         if (mismatch := claim.check(facts, self._rank.caches.spec.identity)) is not None:
             raise mismatch
-
-    def _new_work(
-        self,
-        claim: Claim,
-        into: Sequence[Sequence[int]],
-        part: LivePart,
-        starts: tuple[int, FirstTokens],
-        uncovered: Uncovered,
-        deadline_seconds: float,
-    ) -> TargetWork:
-        return TargetWork(
-            key=claim.key,
-            part=part,
-            roster=claim.roster,
-            into=tuple(tuple(int(block) for block in blocks) for blocks in into),
-            first_token=starts[0],
-            group_first_tokens=starts[1],
-            uncovered=uncovered,
-            deadline_seconds=deadline_seconds,
-            started=self._loop.time(),
-        )
 
     def _joined(self, work: TargetWork, digest: str | None, tokens: int) -> bool:
         """Join the live request of this key, or take its recorded outcome, or begin anew (``False``)."""
@@ -220,6 +205,10 @@ class TargetHalf:
                 live.followers.append(work.part)
                 live.part.when_ended(lambda ended: _follow(ended, work.part))
             case protocol.Recorded(end=end, error=error):
+                written = tuple(map(tuple, work.written(self._rank.caches.spec, tokens)))
+                if self._blocks.blocks_of(work.key) not in (None, written):
+                    text = "this request is installed here in other target blocks; release it before fetching it anew"
+                    raise ConflictError(text, request_id=work.key)
                 work.part.end(work.result(end, error, integrity=self._rank.config.integrity, now=now))
             case protocol.Refuse(error=error):
                 raise info_to_error(error, request_id=work.key)
@@ -243,8 +232,8 @@ class TargetHalf:
                 return
             work.phases["handshake"] = self._loop.time() - work.started
             self._plan(work, legs, sessions, descriptor)
-        except KVLinkError as error:
-            self._end_early(work, protocol.failure_of(error_to_info(error)))
+        except Exception as error:  # noqa: BLE001 - a part that never ends is worse than any error in it
+            self._fail_early(work, error)
         else:
             self._begin(work, legs)
 
@@ -302,6 +291,12 @@ class TargetHalf:
             self._report(work, failure.end, failure.error)
             self._works.pop(work.key, None)
 
+    def _fail_early(self, work: TargetWork, error: Exception) -> None:
+        if not isinstance(error, KVLinkError):
+            _log.error("request %s failed inside", work.key, exc_info=error)
+            error = TransferError(f"{type(error).__name__}: {error}")
+        self._end_early(work, protocol.failure_of(error_to_info(error)))
+
     # --- push: until the source announces ---------------------------------------------------------------------------
 
     async def _deliver(self, work: TargetWork) -> None:
@@ -310,8 +305,8 @@ class TargetHalf:
             legs, unread = legs_of(work.roster, share_of(self._rank.caches.spec), self.siblings)
             self._tell_unread(work.key, work.roster, unread)
             await self._connect(work, legs)
-        except KVLinkError as error:
-            self._end_early(work, protocol.failure_of(error_to_info(error)))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail_early(work, error)
             return
         if work.part.state.ended or work.ticket is None:
             return

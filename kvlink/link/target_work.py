@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import index
 from typing import TYPE_CHECKING, Literal
 
 from kvlink import limits
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from kvlink.link.machine import Machine
     from kvlink.link.sessions import Session
     from kvlink.transports.base import Completion
-    from kvlink.wire import Offer, Roster, Ticket
+    from kvlink.wire import Claim, Offer, Roster, Ticket
 
 Uncovered = Literal["leave", "zero"]
 
@@ -103,6 +104,30 @@ class TargetWork:
     transport_reason: str = ""
     path: str = ""
     path_reason: str = ""
+
+    @classmethod
+    def of(  # noqa: PLR0913, PLR0917 - all of it the request's own
+        cls,
+        claim: Claim,
+        into: Sequence[Sequence[int]],
+        part: LivePart,
+        starts: tuple[int, FirstTokens],
+        uncovered: Uncovered,
+        deadline_seconds: float,
+        now: float,
+    ) -> TargetWork:
+        """A request as its verb states it. Raises LayoutError if ``into`` does not hold whole block ids."""
+        return cls(
+            key=claim.key,
+            part=part,
+            roster=claim.roster,
+            into=whole_blocks(into, claim.key),
+            first_token=starts[0],
+            group_first_tokens=starts[1],
+            uncovered=uncovered,
+            deadline_seconds=deadline_seconds,
+            started=now,
+        )
 
     @property
     def total_bytes(self) -> int:
@@ -253,3 +278,17 @@ def read_error(completion: Completion, leg: LegWork, *, session_ended: bool) -> 
 def size_mismatch(leg: LegWork, theirs: int, ours: int, own: str) -> ErrorInfo:
     """The two sides count a leg's bytes differently: their geometry is not what they told each other."""
     return error_to_info(MismatchError("lease.total_bytes", theirs, ours, source=leg.peer, target=own, stage="lease"))
+
+
+def whole_blocks(blocks: Sequence[Sequence[int]], key: str) -> tuple[BlockList, ...]:
+    """Block ids as the embedder gave them, one list a group.
+
+    Raises:
+        LayoutError: an id is no whole number; nothing is rounded.
+    """
+    try:
+        return tuple(tuple(index(block) for block in ids) for ids in blocks)
+    except TypeError as error:
+        raise LayoutError(
+            f"blocks must be lists of whole block ids, one list a group: {error}", request_id=key
+        ) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import msgspec
@@ -49,11 +49,15 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """One stretch of memory to be registered: ``length`` bytes at ``address``. ``owner`` keeps it alive."""
+    """One stretch of memory to be registered: ``length`` bytes at ``address``. ``owner`` keeps it alive.
+
+    A source may give memory that is not ``writable``; a target may not.
+    """
 
     address: int
     length: int
     owner: object = field(default=None, repr=False, compare=False)
+    writable: bool = True
 
     @property
     def array(self) -> NDArray[np.uint8]:
@@ -149,7 +153,8 @@ class Caches:
             named = name_axes(strided, axes if isinstance(axes, str) else _axes_of(key, axes), where)
             _check_tensor(group, strided, named, where)
             _check_elements(key, group, strided, named, where)
-            placed += _planes_of(key, group, strided, named, where)
+            planes = _planes_of(key, group, strided, named, where)
+            placed += [replace(plane, writable=strided.writable) for plane in planes]
         _check_registered(placed, groups, absent)
         return cls._assemble(placed, groups, identity, place, tuple(tensors.values()))
 
@@ -203,8 +208,11 @@ class Caches:
         regions = _merge(plane.storage for plane in placed)
         starts = [start for start, _ in regions]
         planes: dict[str, list[Plane]] = {group.name: [] for group in groups}
+        read_only: set[int] = set()
         for plane in placed:
             region = bisect_right(starts, plane.storage[0]) - 1
+            if not plane.writable:
+                read_only.add(region)
             block_stride, slot_stride, head_stride, channel_stride = plane.strides
             planes[plane.key.group].append(
                 Plane(
@@ -226,7 +234,8 @@ class Caches:
             groups=tuple(msgspec.structs.replace(group, planes=tuple(planes[group.name])) for group in groups),
             region_bytes=tuple(length for _, length in regions),
         )
-        return cls(spec, tuple(Region(low, length, keepalive) for low, length in regions), keepalive)
+        made = (Region(low, length, keepalive, index not in read_only) for index, (low, length) in enumerate(regions))
+        return cls(spec, tuple(made), keepalive)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +252,7 @@ class _Placed:
     strides: tuple[int, int, int, int]
     channels: tuple[int, int]
     storage: tuple[int, int]
+    writable: bool = True
 
 
 def _check_registered(placed: Sequence[_Placed], groups: Sequence[Group], absent: Collection[str]) -> None:

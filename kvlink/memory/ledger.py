@@ -233,6 +233,11 @@ class BlockLedger:
         """The cut-off of every leg is complete; returns the blocks. Raises LedgerError unless they are *draining*."""
         return self._step(key, "drained")
 
+    def blocks_of(self, key: str) -> Blocks | None:
+        """A request's target blocks; ``None`` if it has none (any more)."""
+        reservation = self._reservations.get(key)
+        return None if reservation is None else reservation.blocks
+
     def state_of(self, key: str) -> ReservationState | None:
         """Of a request's target blocks; ``None`` if it has none (any more)."""
         reservation = self._reservations.get(key)

@@ -66,7 +66,10 @@ TensorLike = np.ndarray[Any, np.dtype[Any]] | TorchLike | ArrayLike
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strided:
-    """One tensor, in bytes. ``storage``: address and length of the memory it is a view of."""
+    """One tensor, in bytes. ``storage``: address and length of the memory it is a view of.
+
+    ``writable`` is what NumPy says; a torch tensor always is.
+    """
 
     address: int
     shape: tuple[int, ...]
@@ -74,6 +77,7 @@ class Strided:
     itemsize: int
     dtype_name: str
     storage: tuple[int, int]
+    writable: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +166,7 @@ def _read_numpy(array: np.ndarray[Any, np.dtype[Any]]) -> Strided:
         itemsize=array.itemsize,
         dtype_name=array.dtype.name,
         storage=(low, high + root.itemsize - low),
+        writable=array.flags.writeable,
     )
 
 

@@ -18,6 +18,8 @@ _TCP: Final = re.compile(
 _UNIX: Final = re.compile(r"unix://(?P<path>/[ -~]+)")
 _ACCEPTED: Final = "tcp://HOST:PORT, tcp://[IPV6]:PORT or unix:///ABSOLUTE/PATH"
 
+_MAX_LABEL: Final = 63
+
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
     """A parsed address. ``path`` is set for Unix sockets, ``host`` (IPv6 without brackets) and ``port`` for TCP."""
@@ -43,6 +45,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
             msg = f"{clip(text)!r} is not an address; accepted are {_ACCEPTED}"
             raise SchemaError(msg)
         if match["v6"] is None:
+            _check_host(match["host"], text)
             return cls(host=match["host"], port=int(match["port"]))
         try:
             host = str(IPv6Address(match["v6"]))
@@ -67,6 +70,13 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it means every interface: good to listen on, not to be dialled."""
         ip = _ip(self.host)
         return ip is not None and ip.is_unspecified
+
+
+def _check_host(host: str, text: str) -> None:
+    """What a resolver would trip over: a name's labels have 1 to 63 characters each (RFC 1035)."""
+    if any(not 1 <= len(label) <= _MAX_LABEL for label in host.removesuffix(".").split(".")):
+        msg = f"{clip(text)!r} has no valid host name; accepted are {_ACCEPTED}"
+        raise SchemaError(msg)
 
 
 def _ip(host: str) -> IPv4Address | IPv6Address | None:
