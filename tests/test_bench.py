@@ -38,7 +38,7 @@ async def finished(*flags: str) -> dict:
     return json.loads(out)
 
 
-@pytest.mark.parametrize("transport", ["ucx", "loopback"])
+@pytest.mark.parametrize("transport", ["ucx", "stream", "loopback"])
 @pytest.mark.parametrize("flow", ["fetch", "push"])
 @pytest.mark.parametrize("shape", [RESHAPED, REVERSED], ids=["2-to-4", "4-to-2"])
 async def test_every_byte_crosses_and_is_verified(transport, flow, shape):
@@ -47,7 +47,7 @@ async def test_every_byte_crosses_and_is_verified(transport, flow, shape):
     assert report["requests"] == {"completed": 3, "failed": 0, "retried": 0}
     assert report["case"]["transport"] == transport
     assert report["bytes_per_request"] == 300 * 2 * 2 * 4 * 16 * 2
-    assert report["limit"]["name"] == {"ucx": "ucx_get", "loopback": "memcpy"}[transport]
+    assert report["limit"]["name"] == {"ucx": "ucx_get", "stream": "socket", "loopback": "memcpy"}[transport]
     assert report["throughput_gb_s"]["min"] > 0
     assert 0 < report["fraction_of_limit"] < 10
     assert (report["environment"]["ucx_version"] is not None) == (transport == "ucx")

@@ -12,7 +12,7 @@ from kvlink.cli.models import Geometry
 from kvlink.errors import ConfigError
 
 Flow = Literal["push", "fetch"]
-TransportName = Literal["ucx", "loopback"]
+TransportName = Literal["ucx", "stream", "loopback"]
 SideName = Literal["source", "target"]
 
 ROUND_BYTES: Final = 2 * 1024**3
@@ -74,6 +74,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ucx_tls: str | None
     ucx_origin: str
     seed: int
+    stream_lanes: int = limits.STREAM_LANES
     tries: int = 1
     fault: FaultRates | None = None
     kill_target_every: int | None = None
@@ -99,6 +100,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             if self.transport == "loopback" or self.concurrency > 1:
                 msg = "--kill-target-every kills processes, one request at a time: drop --concurrency and loopback"
                 raise ConfigError(msg)
+        _within("--lanes", self.stream_lanes, 1, limits.MAX_LANES)
         _within("--concurrency", self.concurrency, 1, limits.MAX_ACTIVE_READS)
         _within("--layers", self.geometry.layers, 1, limits.MAX_LAYERS)
         _within("--kv-heads", self.geometry.kv_heads, 1, limits.MAX_HEADS)

@@ -31,6 +31,10 @@ USUAL_SECONDS: Final = 0.05
 """What a transfer is taken to last while none has been measured."""
 LIMITS: Final = {
     "ucx": ("ucx_get", "raw gets of the same runs: same error mode, progress mode and pages, alternating"),
+    "stream": (
+        "socket",
+        "plain sockets, as many as lanes, between memory in one piece: same bytes and pages, alternating",
+    ),
     "loopback": ("memcpy", "the same plan copied by one thread, alternating"),
 }
 """What a transfer is paired with, by transport: name and how."""

@@ -16,6 +16,7 @@ from kvlink.cli.bench.case import Case, SideName
 from kvlink.cli.bench.content import SOURCE_CANARY, TARGET_CANARY, CacheContent, Fault, Prompt
 from kvlink.cli.bench.probes import LocalProber, Prober, ProbeServer, UcxProber
 from kvlink.cli.bench.ranks import Wiring, side_specs
+from kvlink.cli.bench.socket_probes import SocketProber, SocketServer
 from kvlink.errors import ClosedError, KVLinkError
 from kvlink.transports.base import Transport
 from kvlink.transports.loopback import LoopbackTransport
@@ -163,6 +164,8 @@ class Half:
             "secret": self._access.secret,
             "ucx_tls": case.ucx_tls,
             "ucx_origin": case.ucx_origin,
+            "transports": None if case.transport == "loopback" else (case.transport,),
+            "stream_lanes": case.stream_lanes,
             "integrity": case.integrity,
         }
         return kvlink.Config.load(arguments={name: value for name, value in stated.items() if value is not None})
@@ -274,18 +277,24 @@ class Half:
         if self._commons is not None:
             return m.Addresses(addresses=())
         opened = self._opened
-        server = ProbeServer(opened.case, [rank.caches for rank in opened.ranks])
+        server = (
+            await SocketServer.start(self._access.host, len(opened.ranks))
+            if opened.case.transport == "stream"
+            else ProbeServer(opened.case, [rank.caches for rank in opened.ranks])
+        )
         self._stack.callback(server.close)
         return m.Addresses(addresses=server.addresses())
 
     async def _probe_connect(self, command: m.ProbeConnect) -> m.Done:
         opened = self._opened
         caches = {position: rank.caches for position, rank in zip(opened.positions, opened.ranks, strict=True)}
-        prober: Prober = (
-            LocalProber(self._commons.caches["source"], self._commons.caches["target"])
-            if self._commons is not None
-            else UcxProber(opened.case, opened.wiring.legs, caches, command.source)
-        )
+        prober: Prober
+        if self._commons is not None:
+            prober = LocalProber(self._commons.caches["source"], self._commons.caches["target"])
+        elif opened.case.transport == "stream":
+            prober = await SocketProber.connect(opened.case, opened.wiring.legs, caches, command.source)
+        else:
+            prober = UcxProber(opened.case, opened.wiring.legs, caches, command.source)
         self._stack.callback(prober.close)
         opened.prober = prober
         return m.Done()

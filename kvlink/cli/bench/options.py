@@ -10,6 +10,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
+from kvlink import limits
 from kvlink.cli.bench.case import Case, FaultRates, Flow, Side, TransportName
 from kvlink.cli.models import MODELS, Geometry
 from kvlink.errors import ConfigError
@@ -94,6 +95,9 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--integrity", choices=("on", "off"), default="on", help="digests on the way (%(default)s)")
     group.add_argument("--ucx-tls", metavar="LIST", help="UCX transports, as UCX_TLS (UCX decides)")
     group.add_argument("--ucx-origin", default="auto", metavar="ORIGIN", help="auto, wheel, system or a path")
+    group.add_argument(
+        "--lanes", type=int, default=limits.STREAM_LANES, metavar="N", help="stream's sockets a pair (%(default)s)"
+    )
     group.add_argument("--process-per-rank", action="store_true", help="every rank in its own process")
     group.add_argument(
         "--limit-check", action=argparse.BooleanOptionalAction, default=True, help="pair each transfer with a raw one"
@@ -144,6 +148,7 @@ def parse(arguments: argparse.Namespace) -> Options:
         ucx_tls=arguments.ucx_tls,
         ucx_origin=arguments.ucx_origin,
         seed=arguments.seed,
+        stream_lanes=arguments.lanes,
         tries=arguments.tries,
         kill_target_every=arguments.kill_target_every,
         fault=None if arguments.fault is None else _fault(arguments.fault),
