@@ -7,11 +7,12 @@ import json
 
 import pytest
 
-from kvlink import cli
+from kvlink import cli, limits
 from kvlink.cli.bench import blocks as blocks_module
 from kvlink.cli.bench.blocks import BlockPool, check_memory, pool_blocks
 from kvlink.cli.bench.case import ROUND_BYTES
 from kvlink.cli.bench.options import add_parser, parse
+from kvlink.cli.bench.ranks import check_claims
 from kvlink.cli.bench.serve import split_address
 from kvlink.errors import ConfigError, UnavailableError
 
@@ -126,6 +127,21 @@ def test_a_round_of_more_blocks_than_any_pool_is_refused_by_the_flags_to_change(
     assert cli.main(["bench", *flags, "--concurrency", "600", "--requests", "600"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert all(word in line for word in ("1200000", "1048576", f"--{side}-block-size", "--tokens", "--concurrency"))
+
+
+def test_a_claim_larger_than_a_peer_reads_is_refused_before_anything_starts(capsys):
+    flags = ["--layers", "1", "--kv-heads", "2", "--head-dim", "8"]
+    assert cli.main(["bench", *flags, "--tokens", str(1 << 24), "--source-block-size", "64"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(word in line for word in (str(limits.MAX_CLAIM_BYTES - 1), "--source-block-size", "--tokens"))
+    check_claims(options(*flags, "--tokens", str(1 << 24), "--source-block-size", "128").case, 1 << 18)
+    check_claims(options(*flags, "--tokens", str(1 << 24), "--flow", "push").case, 1 << 20)
+
+
+def test_a_claim_with_more_ranks_and_layers_than_fit_is_refused_by_its_flag():
+    case = options("--layers", "1024", "--source-tp", "1024", "--tokens", "64").case
+    with pytest.raises(ConfigError, match="--source-tp"):
+        check_claims(case, 4096)
 
 
 def test_blocks_are_scattered_and_come_back():

@@ -11,17 +11,18 @@ from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from rich.console import Console
 
 from kvlink.cli.bench import table
-from kvlink.cli.bench.blocks import check_memory
+from kvlink.cli.bench.blocks import check_memory, pool_blocks
 from kvlink.cli.bench.case import Case, SideName
 from kvlink.cli.bench.conductor import Conductor, Engine
 from kvlink.cli.bench.half import Access, Commons, Half
 from kvlink.cli.bench.options import Options
+from kvlink.cli.bench.ranks import check_claims
 from kvlink.cli.bench.report import Report
 from kvlink.cli.bench.screen import Screen
 from kvlink.cli.bench.serve import Lender, bench_secret, borrow, split_address
@@ -46,6 +47,8 @@ def run(options: Options) -> bool:
         return _run_loop(_serve(options, options.serve))
     if options.json not in (None, "-"):
         _check_writable(Path(options.json))
+    pools = {name: pool_blocks(options.case, name) for name in get_args(SideName)}
+    check_claims(options.case, pools["source" if options.case.flow == "fetch" else "target"])
     check_memory(options.case, ("source", "target") if options.connect is None else ("target",))
     report = _run_loop(_conduct(options))
     _write(report, options.json)
