@@ -76,6 +76,15 @@ def test_a_bad_trace_is_refused_by_its_line(tmp_path, line, word):
         options("--trace", str(trace))
 
 
+def test_a_trace_line_nested_without_end_is_refused_by_its_line(tmp_path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    deep = "[" * 100_000 + "]" * 100_000
+    trace.write_text('{"input_length": 1}\n{"input_length": 1, "x": ' + deep + "}\n")
+    assert cli.main(["bench", "--trace", str(trace)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "line 2" in line
+
+
 @pytest.mark.parametrize(
     "flags",
     [

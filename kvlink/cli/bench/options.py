@@ -231,6 +231,6 @@ def _trace_lengths(path: Path) -> Iterator[int]:
 def _length(decoder: msgspec.json.Decoder[_TraceLine], line: bytes, where: str) -> int:
     try:
         return decoder.decode(line).input_length
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:  # nested too deeply even to be skipped
         msg = f"{where} is not an object with an integer input_length: {error}"
         raise ConfigError(msg) from error
