@@ -153,6 +153,30 @@ async def test_an_ucx_that_is_not_there_ends_with_code_3():
     assert len(err.decode().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("flags", "redirected", "words"),
+    [
+        ("--json /dev/full", "", "--json /dev/full: No space left"),
+        ("--json -", ">/dev/full", "standard output: No space left"),
+        ("", ">/dev/full", "standard output: No space left"),
+        ("--json -", ">&-", "standard output: it is closed"),
+        ("", ">&-", "standard output: it is closed"),
+        ("--json -", "| true", "standard output: Broken pipe"),
+        ("", "| true", "standard output: Broken pipe"),
+    ],
+)
+async def test_a_result_that_cannot_be_written_ends_with_code_1_and_one_line(flags, redirected, words):
+    command = f"set -o pipefail; {sys.executable} -m kvlink.cli bench {' '.join(SMALL[:-2])} {flags}"
+    process = await asyncio.create_subprocess_exec(
+        "bash", "-c", f"{command} --transport loopback --no-limit-check --requests 1 {redirected}",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    _, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 1, err.decode()
+    (line,) = err.decode().splitlines()
+    assert words in line
+
+
 def children_of(pid: int) -> list[int]:
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

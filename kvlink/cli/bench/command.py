@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from kvlink.cli.bench.report import Report
 from kvlink.cli.bench.screen import Screen
 from kvlink.cli.bench.serve import Lender, bench_secret, borrow, split_address
 from kvlink.cli.bench.workers import ChildWorker, LocalWorker, Worker, own_environment
-from kvlink.errors import CancelledError, ConfigError
+from kvlink.errors import CancelledError, ConfigError, KVLinkError
 from kvlink.transports.faults import RandomFaults
 from kvlink.transports.loopback_fabric import LoopbackFabric
 
@@ -173,10 +174,47 @@ def _check_writable(path: Path) -> None:
 
 
 def _write(report: Report, destination: str | None) -> None:
+    """Write the file first: it is wanted whatever becomes of standard output.
+
+    Raises:
+        KVLinkError: the work is done, and its result could not be written.
+    """
     text = msgspec.json.format(msgspec.json.encode(report)).decode() + "\n"
     if destination == "-":
-        sys.stdout.write(text)
+        with _output():
+            sys.stdout.write(text)
         return
-    table.show(report, Console())
     if destination is not None:
-        Path(destination).write_text(text, encoding="utf-8")
+        try:
+            Path(destination).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise KVLinkError(f"the result could not be written to --json {destination}: {error.strerror}") from error
+    with _output():
+        console = Console()
+        with console.capture() as shown:  # a console that writes itself ends the process when its pipe breaks
+            table.show(report, console)
+        sys.stdout.write(shown.get())
+
+
+@contextlib.contextmanager
+def _output() -> Iterator[None]:
+    """Write to standard output, to the last byte.
+
+    Raises:
+        KVLinkError: it is closed, full, or nobody reads it.
+    """
+    if sys.stdout is None:  # what Python makes of a descriptor that was closed at its start
+        raise KVLinkError("the result could not be written to standard output: it is closed")
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        _discard_output()
+        raise KVLinkError(f"the result could not be written to standard output: {error.strerror}") from error
+
+
+def _discard_output() -> None:
+    """Let what is left in the buffer go nowhere, or the interpreter fails on it again as it exits."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
