@@ -91,7 +91,8 @@ async def test_a_child_that_is_stopped_is_ended_by_force(monkeypatch):
     ("bound", "command"),
     [
         ("CONTROL_SECONDS", m.Abandon(request=0, why="x")),
-        ("TRANSFER_SECONDS", m.Settle(request=0)),
+        ("SETTLE_SECONDS", m.Settle(request=0)),
+        ("TRANSFER_SECONDS", m.Move(request=0, source_blocks=(), target_blocks=())),
         ("BULK_BASE_SECONDS", m.Sweep()),
     ],
 )

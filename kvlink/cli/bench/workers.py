@@ -14,6 +14,7 @@ from typing import Final, Self
 
 import msgspec
 
+from kvlink import limits
 from kvlink.cli.bench import messages as m
 from kvlink.cli.bench.half import DEADLINE_SECONDS, Half
 from kvlink.errors import KVLinkError, PeerLostError, SchemaError
@@ -25,12 +26,13 @@ EXIT_GRACE_SECONDS: Final = 5.0
 CONTROL_SECONDS: Final = 30.0
 """How long a worker may take over a command that touches no KV: far above what a busy loop delays it."""
 TRANSFER_SECONDS: Final = DEADLINE_SECONDS + 30.0
-"""Over one that ends with a transfer, which has a deadline of its own."""
+"""Over a move, which has a deadline of its own."""
+SETTLE_SECONDS: Final = limits.RETIRE_SECONDS + 20.0
+"""Over the end of a source's parts whose targets have ended or were abandoned: no part is kept longer than that."""
 BULK_BASE_SECONDS: Final = 60.0
 BULK_BYTES_PER_SECOND: Final = 10**8
 """Over one that may touch its whole pool: the base, and the pool at far less than any machine compares."""
 _CONTROL: Final = (m.Begin, m.End, m.Meet, m.Provide, m.Abandon)
-_TRANSFER: Final = (m.Move, m.Settle)
 
 
 class Worker(ABC):
@@ -154,8 +156,10 @@ class StreamWorker(Worker):
     def _bound_seconds(self, command: m.AnyCommand) -> float:
         if isinstance(command, _CONTROL):
             return CONTROL_SECONDS
-        if isinstance(command, _TRANSFER):
+        if isinstance(command, m.Move):
             return TRANSFER_SECONDS
+        if isinstance(command, m.Settle):
+            return SETTLE_SECONDS
         return BULK_BASE_SECONDS + self._pool_bytes // BULK_BYTES_PER_SECOND
 
     def _take(self, answer: m.Answer) -> None:
