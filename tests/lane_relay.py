@@ -16,19 +16,34 @@ HEADER = struct.Struct("<HHIQqq")  # word, digests, reason, attempt, begin, end;
 ASK, FRAME = 1, 2
 
 
+class Spoil:
+    """What the relays on a pair's lanes spoil together: a chunk may come again on another lane."""
+
+    def __init__(self) -> None:
+        self.on_try: dict[int, int | None] = {}
+        """By wire offset: on which try of the frame that has it to spoil the byte there, or on every try."""
+        self._tries: Counter[int] = Counter()
+
+    def spoil(self, payload: memoryview, begin: int) -> None:
+        for offset, on_try in self.on_try.items():
+            if begin <= offset < begin + len(payload):
+                self._tries[offset] += 1
+                if on_try in (None, self._tries[offset]):
+                    payload[offset - begin] ^= 1
+
+
 class Relay:
     """Passes bytes between two sockets, both ways, in a thread.
 
     Args:
         target, source: the relay's sockets to either end.
-        spoil: by wire offset, on which try of the frame that has it to spoil the byte there, or ``None`` for every try.
+        spoil: what to spoil.
     """
 
-    def __init__(self, target: socket.socket, source: socket.socket, spoil: dict[int, int | None]) -> None:
+    def __init__(self, target: socket.socket, source: socket.socket, spoil: Spoil) -> None:
         self._ends = {target: source, source: target}
         self._source = source
         self._spoil = spoil
-        self._tries: Counter[int] = Counter()
         self._frames = b""  # from the source, not yet whole
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -67,10 +82,8 @@ class Relay:
                 break
             frame = bytearray(self._frames[:size])
             self._frames = self._frames[size:]
-            for offset, on_try in self._spoil.items():
-                if not reason and begin <= offset < end:
-                    self._tries[offset] += 1
-                    if on_try in (None, self._tries[offset]):
-                        frame[HEADER.size + 8 * leaves + offset - begin] ^= 1
+            if not reason:
+                start = HEADER.size + 8 * leaves
+                self._spoil.spoil(memoryview(frame)[start : start + end - begin], begin)
             passed += frame
         return bytes(passed)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
-from lane_relay import Relay
+from lane_relay import Relay, Spoil
 from process_harness import ProcessHarness, close_spare
 
 from kvlink.limits import LEAF_BYTES
@@ -71,7 +71,7 @@ class RelayedHarness(StreamHarness):
 
     def __init__(self) -> None:
         self.relays = contextlib.ExitStack()
-        self.spoil: dict[int, int | None] = {}
+        self.spoil = Spoil()
         super().__init__()
 
     def pair(self) -> tuple[socket.socket, socket.socket]:
@@ -83,7 +83,7 @@ class RelayedHarness(StreamHarness):
         return ours, theirs
 
     def flip(self, chunk: int, on_try: int | None) -> None:
-        self.spoil[chunk * CHUNK_LEAVES * LEAF_BYTES] = on_try
+        self.spoil.on_try[chunk * CHUNK_LEAVES * LEAF_BYTES] = on_try
 
     def close(self) -> None:
         super().close()
