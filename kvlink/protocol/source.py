@@ -59,7 +59,7 @@ from kvlink.protocol.source_part import (
     Unknowable,
     ended_error,
 )
-from kvlink.protocol.table import Edge, Moment, fire, inert, on, row, total
+from kvlink.protocol.table import Edge, Moment, fire, fire_each, inert, on, row, settle, total
 from kvlink.protocol.vocabulary import (
     Action,
     Cancel,
@@ -110,16 +110,8 @@ def step(part: SourcePart, event: SourceEvent, now: float) -> tuple[SourcePart, 
     if type(event) in SOURCE_PART_EVENTS:
         part, more = fire(SOURCE_PART, part, event, at)
         actions += more
-    todo = list(actions)
-    done: list[object] = []
-    while todo or (signal := _signal(part)) is not None:
-        action = todo.pop(0) if todo else signal
-        if type(action) in SOURCE_PART_EVENTS:
-            part, more = fire(SOURCE_PART, part, action, at)
-            todo = [*more, *todo]
-        else:
-            done.append(action)
-    return part, cast("tuple[Action, ...]", tuple(done))
+    part, done = settle(SOURCE_PART, SOURCE_PART_EVENTS, part, actions, _signal, at)
+    return part, cast("tuple[Action, ...]", done)
 
 
 def next_timer(part: SourcePart) -> float | None:
@@ -172,15 +164,8 @@ def _one(
 
 
 def _each(part: SourcePart, event: object, at: Moment, concerned: _Concerned = lambda _leg: True) -> Change:
-    legs: list[SourceLeg] = []
-    actions: tuple[object, ...] = ()
-    for leg in part.legs:
-        changed, more = fire(SOURCE_LEG, leg, event, at) if concerned(leg) else (leg, ())
-        legs.append(changed)
-        actions += more
-    if all(changed is leg for changed, leg in zip(legs, part.legs, strict=True)):
-        return part, actions
-    return replace(part, legs=tuple(legs)), actions
+    legs, actions = fire_each(SOURCE_LEG, part.legs, event, at, concerned)
+    return (part if legs is part.legs else replace(part, legs=legs)), actions
 
 
 def _signal(part: SourcePart) -> object | None:

@@ -105,3 +105,51 @@ def fire(table: Table, state: State, event: object, moment: Moment) -> tuple[Sta
     if edge.to is not None:
         state = msgspec.structs.replace(state, phase=edge.to)  # type: ignore[type-var]  # all states are Structs
     return state, actions
+
+
+def fire_each(
+    table: Table, legs: tuple[State, ...], event: object, moment: Moment, concerned: Callable[[State], bool]
+) -> tuple[tuple[State, ...], tuple[Any, ...]]:
+    """Put an event to the legs it concerns; the very tuple comes back if none changed."""
+    changed: list[State] = []
+    actions: tuple[Any, ...] = ()
+    for leg in legs:
+        after, more = fire(table, leg, event, moment) if concerned(leg) else (leg, ())
+        changed.append(after)
+        actions += more
+    if all(after is leg for after, leg in zip(changed, legs, strict=True)):
+        return legs, actions
+    return tuple(changed), actions
+
+
+def settle(
+    table: Table,
+    events: tuple[type, ...],
+    state: State,
+    actions: tuple[Any, ...],
+    signal: Callable[[State], object | None],
+    moment: Moment,
+) -> tuple[State, tuple[Any, ...]]:
+    """Take what the legs say to their part, and what they together come to, until nothing is left to be said.
+
+    Args:
+        table: the part's.
+        events: what among ``actions`` is an event of the part; the rest is for the driver.
+        state: the part.
+        actions: what its legs did.
+        signal: what the legs together say now, or ``None``.
+        moment: when.
+
+    Returns:
+        The part, and the driver's actions in order.
+    """
+    todo = list(actions)
+    done: list[Any] = []
+    while todo or (said := signal(state)) is not None:
+        action = todo.pop(0) if todo else said
+        if type(action) in events:
+            state, more = fire(table, state, action, moment)
+            todo = [*more, *todo]
+        else:
+            done.append(action)
+    return state, tuple(done)

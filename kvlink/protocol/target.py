@@ -13,7 +13,7 @@ from typing import cast
 from msgspec.structs import replace
 
 from kvlink import errors, wire
-from kvlink.protocol.table import Edge, Moment, fire, inert, on, row, total
+from kvlink.protocol.table import Edge, Moment, fire, fire_each, inert, on, row, settle, total
 from kvlink.protocol.target_leg import (
     QUIET,
     TARGET_LEG,
@@ -158,16 +158,8 @@ def step(part: TargetPart, event: TargetEvent, now: float) -> tuple[TargetPart, 
     if type(event) in TARGET_PART_EVENTS:
         part, more = fire(TARGET_PART, part, event, at)
         actions += more
-    todo = list(actions)
-    done: list[object] = []
-    while todo or (signal := _signal(part)) is not None:
-        action = todo.pop(0) if todo else signal
-        if type(action) in TARGET_PART_EVENTS:
-            part, more = fire(TARGET_PART, part, action, at)
-            todo = [*more, *todo]
-        else:
-            done.append(action)
-    return _stop_clock(before, part, now), cast("tuple[Action, ...]", tuple(done))
+    part, done = settle(TARGET_PART, TARGET_PART_EVENTS, part, actions, _signal, at)
+    return _stop_clock(before, part, now), cast("tuple[Action, ...]", done)
 
 
 def next_timer(part: TargetPart) -> float | None:
@@ -199,15 +191,8 @@ def _tell_legs(part: TargetPart, event: TargetEvent, at: Moment) -> Change:
 
 
 def _each(part: TargetPart, event: object, at: Moment, concerned: _Concerned = lambda _leg: True) -> Change:
-    legs: list[TargetLeg] = []
-    actions: tuple[object, ...] = ()
-    for leg in part.legs:
-        changed, more = fire(TARGET_LEG, leg, event, at) if concerned(leg) else (leg, ())
-        legs.append(changed)
-        actions += more
-    if all(changed is leg for changed, leg in zip(legs, part.legs, strict=True)):
-        return part, actions
-    return replace(part, legs=tuple(legs)), actions
+    legs, actions = fire_each(TARGET_LEG, part.legs, event, at, concerned)
+    return (part if legs is part.legs else replace(part, legs=legs)), actions
 
 
 def _signal(part: TargetPart) -> object | None:
