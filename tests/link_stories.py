@@ -308,11 +308,12 @@ class Story:
                 if out or stats.parts_live:
                     self.findings.append(f"5: {name} rests with {stats.parts_live} parts and {memory}")
                 source = rank.link._driver.source
-                if len(source._parked) or len(source._tickets):
-                    self.findings.append(f"5: {name} rests with {len(source._parked)} asks parked")
-                for half in (source, rank.link._driver.target):
-                    if half._works or half._of_attempt:
-                        self.findings.append(f"5: {name} rests with {half._works} {half._of_attempt}")
+                if len(source.early.asks) or len(source.early.tickets):
+                    self.findings.append(f"5: {name} rests with {len(source.early.asks)} asks parked")
+                target = rank.link._driver.target
+                if source._works or len(source._leases) or target._works or target._of_attempt:
+                    works = (source._works, target._works, target._of_attempt)
+                    self.findings.append(f"5: {name} rests with {works}, {len(source._leases)} attempts leased")
             if name == "decode":
                 self._judge_strays(side)
 

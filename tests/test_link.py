@@ -165,8 +165,9 @@ async def test_a_request_that_is_over_is_forgotten_on_both_sides() -> None:
         for number in range(3):
             await fetch_all(source, target, f"i:{number}")
             target.links[0].release(f"i:{number}")
-        halves = source.links[0]._driver.source, target.links[0]._driver.target
-        await until(lambda: not any((*half._works, *half._of_attempt) for half in halves))
+        given, taken = source.links[0]._driver.source, target.links[0]._driver.target
+        await until(lambda: not (given._works or len(given._leases) or taken._works or taken._of_attempt))
+        assert given._leases.capacity.active_legs == 0
 
 
 async def test_another_prompt_than_the_targets_own_is_refused_before_anything_moves() -> None:

@@ -18,6 +18,7 @@ from kvlink.errors import KVLinkError, TransportError
 from kvlink.link.sessions import Sessions
 from kvlink.link.source_half import SourceHalf
 from kvlink.link.target_half import TargetHalf
+from kvlink.link.target_reads import Reads
 from kvlink.memory import BlockLedger
 from kvlink.protocol import CutOffDone
 from kvlink.transports.faults import DelayChunk, FailConnect, FailRead, FailRegister, RefuseReads
@@ -87,11 +88,11 @@ def never_forget(patch: pytest.MonkeyPatch) -> None:
 def end_before_the_cut_off(patch: pytest.MonkeyPatch) -> None:
     """The driver says that the cut-off is done as soon as it is asked for."""
 
-    def cut_off(half, work, leg):
+    def cut_off(reads, work, leg):
         leg.cutting, leg.reading = True, False
-        half._feed(work, CutOffDone(leg.attempt))
+        reads._feed(work, CutOffDone(leg.attempt))
 
-    patch.setattr(TargetHalf, "_cut_off", cut_off)
+    patch.setattr(Reads, "cut_off", cut_off)
 
 
 def keep_the_lease(patch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
 """The asyncio driver: the only room that waits.
 
 `link` is what an embedder awaits, over `driver`, which opens, closes and holds the two halves; `target_half` and
-`source_half` carry out the protocol's actions; `sessions` keeps one live connection per peer over `control`,
-`handshake` and `listener`; `room` gives out blocks that were lent; `pump` brings completions in.
+`source_half` carry out the protocol's actions, and what is named after them is theirs; `sessions` keeps one live
+connection per peer over `control`, `handshake` and `listener`; `room` gives out blocks that were lent; `pump` brings
+completions in.
 """
 
 from kvlink.link.driver import CloseReport, Stats

@@ -145,7 +145,7 @@ class Driver:
             raise ConfigError(
                 f"siblings are of {roster.engine}@{roster.incarnation}, this rank is {place}; pass its own engine's"
             )
-        self.target.siblings = roster.shares
+        self.target.legs.siblings = roster.shares
 
     def stats(self) -> Stats:
         """Blocks, counters and parts as of now."""
@@ -356,7 +356,7 @@ class Driver:
                 unregister_all(pump)
             raise
         if self._rank.caches.spec.place.incarnation != caches.spec.place.incarnation:
-            self.target.siblings = ()
+            self.target.legs.siblings = ()
         self._rank.caches = caches
         self._room = RoomKeeper(caches.spec, classes, self._counters)
         self.target.sessions.shut = self.source.sessions.shut = None

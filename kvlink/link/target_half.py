@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,17 +24,18 @@ from kvlink.errors import (
     PeerLostError,
     PeerRestartedError,
     TransferError,
-    TransportError,
 )
 from kvlink.layout import compare_identity, share_of
 from kvlink.link.machine import Machine
 from kvlink.link.part import LivePart, Part, State
 from kvlink.link.sessions import Session, Sessions
-from kvlink.link.target_work import LegWork, TargetWork, legs_of, plan_of, read_error, size_mismatch, starts_of
+from kvlink.link.target_calls import Calls
+from kvlink.link.target_legs import Legs
+from kvlink.link.target_reads import Reads
+from kvlink.link.target_work import LegWork, TargetWork, plan_of, starts_of
 from kvlink.memory.ledger import ReservationState
 from kvlink.protocol import End, Failure, TargetPhase
 from kvlink.relayout import zero_uncovered
-from kvlink.transports.base import Completion, Outcome, Read, TransportFull
 from kvlink.wire import (
     Ack,
     Announce,
@@ -55,7 +55,6 @@ from kvlink.wire import (
 )
 
 if TYPE_CHECKING:
-    from kvlink.layout import Place, RankShare
     from kvlink.link.rank import LocalRank
     from kvlink.link.target_work import Uncovered
     from kvlink.link.tasks import TaskSet
@@ -82,13 +81,13 @@ class TargetHalf:
         self._works: dict[str, TargetWork] = {}
         self._of_attempt: dict[int, TargetWork] = {}
         self._ledger: protocol.Ledger[TargetWork] = protocol.Ledger()
-        self._waiting_reads: deque[tuple[TargetWork, LegWork]] = deque()
-        self._places: dict[str, tuple[str, Place]] = {}
         self._last_attempt = 0
-        self.siblings: Sequence[RankShare] = ()
+        self.legs = Legs()
         self.sessions = Sessions(
             rank, tasks, reading=True, on_message=self._on_message, on_up=self._on_up, on_down=self._on_down
         )
+        self._calls = Calls(self.sessions, tasks)
+        self._reads = Reads(rank, self.sessions, counters, self._feed)
 
     @property
     def live(self) -> int:
@@ -141,16 +140,16 @@ class TargetHalf:
         for offer in offers:
             for index, ranked in enumerate(offer.roster.ranks):
                 message = Renew(keys=(offer.key,))
-                self._tasks.start(self._tell(ranked.address, offer.roster.place(index), message), f"renew {offer.key}")
+                self._calls.tell(ranked.address, offer.roster.place(index), message)
 
     def decline(self, offer: Offer, why: str) -> None:
         """Tell the sources that we would read that we will not."""
-        legs, unread = legs_of(offer.roster, share_of(self._rank.caches.spec), self.siblings)
+        legs, unread = self.legs.of(offer.roster, share_of(self._rank.caches.spec))
         told = Decline(key=offer.key, why=why[: limits.MAX_TEXT_BYTES])
         for leg in legs:
             place = offer.roster.place(leg.source_index)
-            self._tasks.start(self._tell(leg.address, place, told), f"decline {offer.key}")
-        self._tell_unread(offer.key, offer.roster, unread)
+            self._calls.tell(leg.address, place, told)
+        self._calls.tell_unread(offer.key, offer.roster, unread)
 
     def release(self, key: str) -> None:
         """The engine reuses the blocks of an installed request: its outcome no longer stands. Idempotent."""
@@ -178,7 +177,7 @@ class TargetHalf:
 
     def _check_claim(self, claim: Claim, facts: Facts) -> None:
         place = self._rank.caches.spec.place
-        if place.pp_size * place.tp_size > 1 and not self.siblings:
+        if place.pp_size * place.tp_size > 1 and not self.legs.siblings:
             raise ConfigError(
                 f"{place} does not know its engine's other ranks, and sources must hear how many ranks will read them; "
                 "call set_siblings with the roster of this engine",
@@ -225,9 +224,9 @@ class TargetHalf:
         if descriptor is None:  # pragma: no cover - set by every caller
             raise ClosedError("a request was prepared without a descriptor", request_id=work.key)
         try:
-            legs, unread = legs_of(work.roster, share_of(self._rank.caches.spec), self.siblings)
-            self._tell_unread(work.key, work.roster, unread)
-            sessions = await self._connect(work, legs)
+            legs, unread = self.legs.of(work.roster, share_of(self._rank.caches.spec))
+            self._calls.tell_unread(work.key, work.roster, unread)
+            sessions = await self._calls.connect(work.roster, legs)
             if work.part.state.ended:
                 return
             work.phases["handshake"] = self._loop.time() - work.started
@@ -236,18 +235,6 @@ class TargetHalf:
             self._fail_early(work, error)
         else:
             self._begin(work, legs)
-
-    async def _connect(self, work: TargetWork, legs: Sequence[LegWork]) -> list[Session]:
-        live = [self.sessions.get(leg.peer) for leg in legs]
-        up = [session for session in live if session is not None]
-        if len(up) == len(legs):  # the common case: no turn of the loop is spent on it
-            return up
-        dials = []
-        for leg in legs:
-            place = work.roster.place(leg.source_index)
-            self._places[leg.peer] = (leg.address, place)
-            dials.append(self.sessions.dial(leg.address, place))
-        return await asyncio.gather(*dials)
 
     def _plan(
         self, work: TargetWork, legs: Sequence[LegWork], sessions: Sequence[Session], descriptor: KVDescriptor
@@ -302,9 +289,9 @@ class TargetHalf:
     async def _deliver(self, work: TargetWork) -> None:
         """Bring the ticket to every source that we will read, and wait for the first to announce."""
         try:
-            legs, unread = legs_of(work.roster, share_of(self._rank.caches.spec), self.siblings)
-            self._tell_unread(work.key, work.roster, unread)
-            await self._connect(work, legs)
+            legs, unread = self.legs.of(work.roster, share_of(self._rank.caches.spec))
+            self._calls.tell_unread(work.key, work.roster, unread)
+            await self._calls.connect(work.roster, legs)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail_early(work, error)
             return
@@ -389,28 +376,10 @@ class TargetHalf:
         return any(leg.peer == peer for leg in work.legs.values())
 
     async def _redial(self, peer: str) -> None:
-        """Within an incarnation a lost connection is redialled, for a bounded time; then the machines are told.
-
-        A silent host does not answer a dial within the bound either: the dial goes on for later requests.
-        """
-        address, place = self._places[peer]
-        deadline = self._loop.time() + limits.REDIAL_SECONDS
-        event: protocol.PeerLost | protocol.PeerDead = protocol.PeerLost(peer)
-        while True:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self.sessions.dial(address, place)
-            except TimeoutError:
-                break
-            except PeerRestartedError:
-                event = protocol.PeerDead(peer)
-                break
-            except KVLinkError as error:
-                if not error.retryable or self._loop.time() >= deadline:
-                    break
-                await asyncio.sleep(limits.REDIAL_PAUSE_SECONDS)
-            else:
-                return
+        """Connect again; where that does not come about, whoever reads from it hears of it."""
+        event = await self._calls.redial(peer)
+        if event is None:
+            return
         for work in list(self._works.values()):
             if work.machine is not None:
                 work.machine.feed(event)
@@ -422,20 +391,6 @@ class TargetHalf:
     def _peers_of(self, work: TargetWork) -> list[str]:
         return [str(work.roster.place(index)) for index in range(len(work.roster.ranks))]
 
-    async def _tell(self, address: str, place: Place, message: AnyMessage) -> None:
-        """Deliver a message that nobody waits for; the source's own clock covers its loss."""
-        try:
-            session = await self.sessions.dial(address, place)
-        except KVLinkError as error:
-            _log.debug("could not tell %s: %s", place, error)
-        else:
-            self.sessions.send(session.peer, message)
-
-    def _tell_unread(self, key: str, roster: Roster, unread: Sequence[int]) -> None:
-        message = Decline(key=key, why="no rank of the target engine reads this replica", unread=True)
-        for index in unread:
-            self._tasks.start(self._tell(roster.ranks[index].address, roster.place(index), message), f"unread {key}")
-
     # --- the machine's actions ------------------------------------------------------------------------------------
 
     def _act(self, work: TargetWork, action: Action) -> None:
@@ -444,18 +399,18 @@ class TargetHalf:
                 self.sessions.send(peer, message)
             case protocol.SendAsk(peer=peer, attempt=attempt):
                 if work.descriptor is not None:
-                    integrity = self._integrity(work)
+                    integrity = work.integrity(self._rank.config)
                     ask = work.ask(work.legs[attempt], work.descriptor, self._rank.caches.spec, integrity=integrity)
                     self.sessions.send(peer, ask)
             case protocol.StartRead(attempt=attempt, lease=lease):
                 work.part.rise(State.MOVING)
-                self._start_read(work, work.legs[attempt], lease.total_bytes)
+                self._reads.start(work, work.legs[attempt], lease.total_bytes)
             case protocol.CutOff(attempt=attempt):
                 work.part.rise(State.DRAINING)
                 self._drain(work)
-                self._cut_off(work, work.legs[attempt])
+                self._reads.cut_off(work, work.legs[attempt])
             case protocol.StopRenewing(attempt=attempt):
-                self._forget_at_transport(work.legs[attempt])
+                self._reads.forget(work.legs[attempt])
             case protocol.Install():
                 self._install(work)
             case protocol.ReleaseBlocks():
@@ -475,87 +430,6 @@ class TargetHalf:
         if self._blocks.state_of(work.key) is not ReservationState.DRAINING:
             self._blocks.drain(work.key)
 
-    def _integrity(self, work: TargetWork) -> bool:
-        stated = work.descriptor is not None and work.descriptor.digest_scheme is not None
-        return self._rank.config.integrity and stated
-
-    def _start_read(self, work: TargetWork, leg: LegWork, total_bytes: int) -> None:
-        session = self.sessions.get(leg.peer)
-        if leg.plan is None or session is None:
-            error = TransportError(f"no session with {leg.peer} to read from")
-            self._feed(work, protocol.ReadEnded(leg.attempt, error=error_to_info(error)))
-            return
-        if total_bytes != leg.plan.total_bytes:
-            mismatch = size_mismatch(leg, total_bytes, leg.plan.total_bytes, str(self._rank.caches.spec.place))
-            self._feed(work, protocol.ReadEnded(leg.attempt, error=mismatch))
-            return
-        config = self._rank.config
-        read = Read(
-            peer=session.wire_name,
-            attempt=leg.attempt,
-            plan=leg.plan,
-            integrity=self._integrity(work),
-            chunk_leaves=config.chunk_leaves,
-            max_rereads=config.max_rereads_per_chunk,
-        )
-        try:
-            op = session.pump.transport.read(read)
-        except TransportFull:
-            self._waiting_reads.append((work, leg))
-            return
-        except TransportError as error:
-            self._feed(work, protocol.ReadEnded(leg.attempt, error=error_to_info(error)))
-            return
-        leg.wire_name, leg.reading = session.wire_name, True
-        session.pump.on(op, partial(self._read_ended, work, leg))
-
-    def _read_ended(self, work: TargetWork, leg: LegWork, completion: Completion) -> None:
-        work.read_ended(leg, completion)
-        work.marks["landed"] = self._loop.time()
-        self._counters.bytes_moved += completion.bytes_moved
-        self._counters.chunks_reread += completion.rereads
-        ended = self.sessions.of_wire_name(leg.wire_name) is None
-        error = read_error(completion, leg, session_ended=ended)
-        root = None if completion.root is None else completion.root.to_bytes(8, "little")
-        event = protocol.ReadEnded(leg.attempt, root=root, error=error)
-        if completion.outcome is Outcome.SOURCE_FAILED and not (ended or leg.cutting):
-            # The source says why (cancelled, lapsed) on the control connection, which may be slower than the channel
-            # on which it refuses to be read.
-            self._loop.call_later(limits.SOURCE_WORD_SECONDS, self._feed, work, event)
-        else:
-            self._feed(work, event)
-        if leg.cutting:  # the cut-off waited for this: a READ completion means that nothing is outstanding
-            self._feed(work, protocol.CutOffDone(leg.attempt))
-        self._start_waiting()
-
-    def _start_waiting(self) -> None:
-        """There is room for a read: start one that waits. Those that cannot start any more make room for the next."""
-        for _ in range(len(self._waiting_reads)):
-            work, leg = self._waiting_reads.popleft()
-            if leg.attempt in self._of_attempt and not leg.cutting and leg.plan is not None:
-                waiting = len(self._waiting_reads)
-                self._start_read(work, leg, leg.plan.total_bytes)
-                if leg.reading or len(self._waiting_reads) > waiting:
-                    break
-
-    def _cut_off(self, work: TargetWork, leg: LegWork) -> None:
-        """Nothing lands after `CutOffDone`: either no get is outstanding, or the transport says when none is."""
-        leg.cutting = True
-        if not leg.reading:
-            self._forget_at_transport(leg)
-            self._feed(work, protocol.CutOffDone(leg.attempt))
-            return
-        session = self.sessions.of_wire_name(leg.wire_name)
-        if session is not None:
-            session.pump.transport.cut_off(leg.wire_name, leg.attempt)
-        # else the session's end has the transport cut everything off, and the READ completion follows
-
-    def _forget_at_transport(self, leg: LegWork) -> None:
-        """End the lease's renewals for an attempt that reads no more."""
-        session = self.sessions.of_wire_name(leg.wire_name)
-        if session is not None:
-            session.pump.transport.cut_off(leg.wire_name, leg.attempt)
-
     def _install(self, work: TargetWork) -> None:
         """The one switch. Host memory needs no fence: the READ completions are behind us."""
         began = self._loop.time()
@@ -573,7 +447,7 @@ class TargetHalf:
 
     def _report(self, work: TargetWork, end: End, error: ErrorInfo | None) -> None:
         now = self._loop.time()
-        result = work.result(end, error, integrity=self._integrity(work), now=now)
+        result = work.result(end, error, integrity=work.integrity(self._rank.config), now=now)
         self._ledger.end(work.key, end, error, now, standing=end is End.DONE)
         self._counters.ended(end.value)
         work.part.end(result)

@@ -18,7 +18,7 @@ from kvlink.errors import (
 )
 from kvlink.layout import starts_of_groups, touched_blocks
 from kvlink.link.part import LivePart, Result, State
-from kvlink.plan import CopyPlan, assign_legs, readers_of, unread_sources
+from kvlink.plan import CopyPlan
 from kvlink.protocol import End, TargetEvent, TargetPart
 from kvlink.transports.base import Outcome
 from kvlink.wire import Ask, ErrorInfo, error_to_info, info_to_error
@@ -26,8 +26,9 @@ from kvlink.wire import Ask, ErrorInfo, error_to_info, info_to_error
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvlink.config import Config
     from kvlink.descriptor import BlockList, FirstTokens, KVDescriptor
-    from kvlink.layout import CacheSpec, GroupShare, RankShare
+    from kvlink.layout import CacheSpec, GroupShare
     from kvlink.link.machine import Machine
     from kvlink.link.sessions import Session
     from kvlink.transports.base import Completion
@@ -134,6 +135,11 @@ class TargetWork:
         """Payload of all legs."""
         return sum(leg.plan.total_bytes for leg in self.legs.values() if leg.plan is not None)
 
+    def integrity(self, config: Config) -> bool:
+        """Whether digests are wanted on this side and given on the other."""
+        stated = self.descriptor is not None and self.descriptor.digest_scheme is not None
+        return config.integrity and stated
+
     def source_first_tokens(self, own: CacheSpec) -> FirstTokens:
         """``group_first_tokens`` in the order of the source's groups; what is not ours begins at 0."""
         mine = {group.name: first for group, first in zip(own.groups, self.group_first_tokens, strict=False)}
@@ -216,34 +222,6 @@ def starts_of(offer: Offer, own: CacheSpec, first_token: int | Sequence[int] | N
     source_names = [group.name for group in offer.roster.ranks[0].share.groups]
     windows = dict(zip(source_names, offer.group_first_tokens, strict=False))
     return min(stated), tuple(max(first, windows.get(name, 0)) for name, first in zip(names, stated, strict=True))
-
-
-def legs_of(
-    roster: Roster, own: RankShare, siblings: Sequence[RankShare]
-) -> tuple[tuple[LegWork, ...], tuple[int, ...]]:
-    """This rank's legs, and the sources that no rank of our engine reads (by index into the roster).
-
-    Which sources are unread is only told by the engine's first rank, and only if all its ranks are known.
-
-    Raises:
-        UnsupportedError: the sources together lack something that we hold.
-    """
-    targets = list(siblings) or [own]
-    mine = next(i for i, share in enumerate(targets) if (share.pp_rank, share.tp_rank) == (own.pp_rank, own.tp_rank))
-    legs = assign_legs(roster.shares, targets)
-    work = tuple(
-        LegWork(
-            peer=str(roster.place(leg.source)),
-            address=roster.ranks[leg.source].address,
-            groups=leg.groups,
-            readers=readers_of(legs, leg.source),
-            source_index=leg.source,
-        )
-        for leg in legs
-        if leg.target == mine
-    )
-    unread = unread_sources(legs, len(roster.ranks)) if siblings and mine == 0 else ()
-    return work, unread
 
 
 def plan_of(leg: LegWork, session: Session, own: CacheSpec, work: TargetWork, descriptor: KVDescriptor) -> CopyPlan:

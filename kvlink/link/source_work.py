@@ -1,0 +1,78 @@
+"""What the source half keeps of one request: its blocks, its attempts, and how its end is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from kvlink.descriptor import Facts
+from kvlink.link.part import LivePart, Result
+from kvlink.link.target_work import STATE_OF_END
+from kvlink.protocol import End, SourceEvent, SourcePart
+from kvlink.wire import Ask, ErrorInfo, info_to_error
+
+if TYPE_CHECKING:
+    from kvlink.descriptor import BlockList, FirstTokens, KVDescriptor
+    from kvlink.link.machine import Machine
+    from kvlink.link.pump import Pump
+    from kvlink.plan import CopyPlan
+
+Attempt: TypeAlias = tuple[str, int]
+"""Peer and attempt."""
+
+
+@dataclass(slots=True, eq=False)
+class SourceWork:
+    """One request on this source rank.
+
+    Attributes:
+        key: the request's key.
+        part: what the embedder holds.
+        started: when, on the loop's clock.
+        max_tokens: what was announced; ``tokens`` rises up to it.
+        facts: what is said of the request.
+        blocks: this rank's, once given.
+        tokens: how many of them are in place.
+        group_first_tokens: where each group begins, if not all alike.
+        descriptor: what is offered, once sealed.
+        machine: once held.
+        asks: from an ask's arrival to its lease's end.
+        plans: likewise, once it can be leased.
+        exposed: under which of a transport's names an attempt reads.
+        attempts: every attempt that was leased.
+        moved: payload bytes by target rank.
+        transport, reason: what carried it, and why.
+    """
+
+    key: str
+    part: LivePart
+    started: float
+    max_tokens: int
+    facts: Facts = field(default_factory=Facts)
+    blocks: tuple[BlockList, ...] | None = None
+    tokens: int = 0
+    group_first_tokens: FirstTokens = ()
+    descriptor: KVDescriptor | None = None
+    machine: Machine[SourcePart, SourceEvent] | None = None
+    asks: dict[Attempt, Ask] = field(default_factory=dict)
+    plans: dict[Attempt, CopyPlan] = field(default_factory=dict)
+    exposed: dict[Attempt, tuple[Pump, str]] = field(default_factory=dict)
+    attempts: set[Attempt] = field(default_factory=set)
+    moved: dict[str, int] = field(default_factory=dict)
+    transport: str = ""
+    reason: str = ""
+
+    def result(self, end: End, error: ErrorInfo | None, now: float) -> Result:
+        """How it ended, for the embedder."""
+        return Result(
+            key=self.key,
+            state=STATE_OF_END[end],
+            error=None if error is None else info_to_error(error, request_id=self.key),
+            bytes=sum(self.moved.values()) if end is End.DONE else 0,
+            seconds=now - self.started,
+            attempts=len(self.attempts),
+            legs=len({peer for peer, _ in self.attempts}),
+            transport=self.transport,
+            transport_reason=self.reason,
+            integrity=self.descriptor is not None and self.descriptor.digest_scheme is not None,
+        )

@@ -1,0 +1,119 @@
+"""The reads of a target's legs at their transports: started, waiting while a transport is full, cut off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kvlink import limits, protocol
+from kvlink.errors import TransportError
+from kvlink.link.target_work import LegWork, TargetWork, read_error, size_mismatch
+from kvlink.transports.base import Completion, Outcome, Read, TransportFull
+from kvlink.wire import error_to_info
+
+if TYPE_CHECKING:
+    from kvlink.link.rank import LocalRank
+    from kvlink.link.sessions import Sessions
+    from kvlink.observe import Counters
+
+Feed = Callable[[TargetWork, protocol.TargetEvent], None]
+
+
+class Reads:
+    """Carries out `StartRead` and `CutOff`, and answers each with its one event. `TargetHalf` only.
+
+    Args:
+        rank: ourselves.
+        sessions: to whom we read.
+        counters: of the link.
+        feed: puts an event to a request's machine.
+    """
+
+    def __init__(self, rank: LocalRank, sessions: Sessions, counters: Counters, feed: Feed) -> None:
+        self._rank = rank
+        self._sessions = sessions
+        self._counters = counters
+        self._feed = feed
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[TargetWork, LegWork]] = deque()
+
+    def start(self, work: TargetWork, leg: LegWork, total_bytes: int) -> None:
+        """Read a leg of which the source counts ``total_bytes``."""
+        session = self._sessions.get(leg.peer)
+        if leg.plan is None or session is None:
+            error = TransportError(f"no session with {leg.peer} to read from")
+            self._feed(work, protocol.ReadEnded(leg.attempt, error=error_to_info(error)))
+            return
+        if total_bytes != leg.plan.total_bytes:
+            mismatch = size_mismatch(leg, total_bytes, leg.plan.total_bytes, str(self._rank.caches.spec.place))
+            self._feed(work, protocol.ReadEnded(leg.attempt, error=mismatch))
+            return
+        config = self._rank.config
+        read = Read(
+            peer=session.wire_name,
+            attempt=leg.attempt,
+            plan=leg.plan,
+            integrity=work.integrity(config),
+            chunk_leaves=config.chunk_leaves,
+            max_rereads=config.max_rereads_per_chunk,
+        )
+        try:
+            op = session.pump.transport.read(read)
+        except TransportFull:
+            self._waiting.append((work, leg))
+            return
+        except TransportError as error:
+            self._feed(work, protocol.ReadEnded(leg.attempt, error=error_to_info(error)))
+            return
+        leg.wire_name, leg.reading = session.wire_name, True
+        session.pump.on(op, partial(self._ended, work, leg))
+
+    def cut_off(self, work: TargetWork, leg: LegWork) -> None:
+        """Nothing lands after `CutOffDone`: either no get is outstanding, or the transport says when none is."""
+        leg.cutting = True
+        if not leg.reading:
+            self.forget(leg)
+            self._feed(work, protocol.CutOffDone(leg.attempt))
+            return
+        session = self._sessions.of_wire_name(leg.wire_name)
+        if session is not None:
+            session.pump.transport.cut_off(leg.wire_name, leg.attempt)
+        # else the session's end has the transport cut everything off, and the READ completion follows
+
+    def forget(self, leg: LegWork) -> None:
+        """End the lease's renewals for an attempt that reads no more."""
+        session = self._sessions.of_wire_name(leg.wire_name)
+        if session is not None:
+            session.pump.transport.cut_off(leg.wire_name, leg.attempt)
+
+    def _ended(self, work: TargetWork, leg: LegWork, completion: Completion) -> None:
+        work.read_ended(leg, completion)
+        work.marks["landed"] = self._loop.time()
+        self._counters.bytes_moved += completion.bytes_moved
+        self._counters.chunks_reread += completion.rereads
+        ended = self._sessions.of_wire_name(leg.wire_name) is None
+        error = read_error(completion, leg, session_ended=ended)
+        root = None if completion.root is None else completion.root.to_bytes(8, "little")
+        event = protocol.ReadEnded(leg.attempt, root=root, error=error)
+        if completion.outcome is Outcome.SOURCE_FAILED and not (ended or leg.cutting):
+            # The source says why (cancelled, lapsed) on the control connection, which may be slower than the channel
+            # on which it refuses to be read.
+            self._loop.call_later(limits.SOURCE_WORD_SECONDS, self._feed, work, event)
+        else:
+            self._feed(work, event)
+        if leg.cutting:  # the cut-off waited for this: a READ completion means that nothing is outstanding
+            self._feed(work, protocol.CutOffDone(leg.attempt))
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        """There is room for a read: start one that waits. Those that cannot start any more make room for the next."""
+        for _ in range(len(self._waiting)):
+            work, leg = self._waiting.popleft()
+            if not leg.cutting and leg.plan is not None:
+                waiting = len(self._waiting)
+                self.start(work, leg, leg.plan.total_bytes)
+                if leg.reading or len(self._waiting) > waiting:
+                    break
