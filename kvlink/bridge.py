@@ -58,6 +58,7 @@ class Bridge:
         self._ended: deque[Part] = deque()
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._posting = threading.Lock()
+        self._closer = threading.Lock()
         self._closing = False
         self._report: CloseReport | None = None
 
@@ -263,16 +264,19 @@ class Bridge:
         return self._ask(lambda driver: driver.stats())
 
     def close(self, timeout_seconds: float = CLOSE_TIMEOUT_SECONDS) -> CloseReport:
-        """Drain within the bound, cut off what is left, close. Idempotent; says what it cut."""
+        """Drain within the bound, cut off what is left, close. Idempotent; says what it cut.
+
+        Any thread may call it; of several that do at once, all wait for the one close and get its report.
+        """
         self._check_process()
-        if self._report is not None or self._driver is None:
-            return self._report or CloseReport(cut=())
-        with self._posting:  # what was posted before is in the loop's queue before the close, and gets its end
-            self._closing = True
-        report = self._run(self._driver.close(timeout_seconds), timeout_seconds + BRIDGE_CLOSE_MARGIN_SECONDS)
-        self._report = report
-        self._stop_loop()
-        return report
+        with self._closer:
+            if self._report is not None or self._driver is None:
+                return self._report or CloseReport(cut=())
+            with self._posting:  # what was posted before is in the loop's queue before the close, and gets its end
+                self._closing = True
+            self._report = self._run(self._driver.close(timeout_seconds), timeout_seconds + BRIDGE_CLOSE_MARGIN_SECONDS)
+            self._stop_loop()
+            return self._report
 
     # --- inside ---------------------------------------------------------------------------------------------------
 

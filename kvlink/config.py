@@ -294,7 +294,7 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, object]:
 def _from_file(file: Path) -> dict[str, object]:
     try:
         content = tomllib.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         msg = f"cannot read the configuration file {file}: {error}"
         raise ConfigError(msg) from None
     table = content.get(TABLE)

@@ -265,6 +265,23 @@ def test_close_says_what_it_cut_and_poll_still_tells_their_ends(stuck: Pair) -> 
         stuck.target.bridge.fileno()
 
 
+def test_threads_that_close_at_once_all_get_the_one_report(threaded: Pair) -> None:
+    bridge, start = threaded.target.bridge, threading.Barrier(4)
+    reports = []
+
+    def close() -> None:
+        start.wait(10)
+        reports.append(bridge.close(0.05))
+
+    threads = [threading.Thread(target=close) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(reports) == 4
+    assert all(report is reports[0] for report in reports)
+
+
 def test_what_was_submitted_before_a_close_gets_its_end(threaded: Pair) -> None:
     bridge = threaded.source.bridge
     parts = [bridge.publish(threaded.source.offer(f"1:racing{index}")) for index in range(20)]

@@ -179,3 +179,12 @@ def test_the_path_follows_the_length_of_runs_and_what_is_offered():
     converting = plan_of(rank_spec(), rank_spec(dtype=DType.FLOAT8_E4M3))
     assert choose_path(converting, ("direct", "packed"))[0] == "packed"
     assert choose_path(converting, ("direct",))[0] is None
+
+
+def test_a_name_that_looks_like_markup_is_shown_as_it_is(capsys, tmp_path):
+    engine = json.loads((SPECS / "prefill-nhd-tp2.json").read_text())
+    engine["standard"]["identity"]["model"] = "[bold]llama[/nope]"
+    file = tmp_path / "engine.json"
+    file.write_text(json.dumps(engine))
+    assert cli.main(["layout", str(file), str(file)]) == 0
+    assert "[bold]llama[/nope]" in " ".join(capsys.readouterr().out.split())

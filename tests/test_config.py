@@ -75,7 +75,7 @@ def test_unknown_settings_are_refused_in_arguments_and_file_and_warned_of_in_the
     assert "KVLINK_MAX_LEGGS" in caplog.text
 
 
-@pytest.mark.parametrize("text", ["not = [toml", "max_legs = 1", "[kvlink]\nlisten = {}"])
+@pytest.mark.parametrize("text", ["not = [toml", "max_legs = 1", "[kvlink]\nlisten = {}", "a = " + "[" * 100_000])
 def test_a_broken_file_is_a_config_error(toml, text):
     with pytest.raises(ConfigError):
         load(file=toml(text))

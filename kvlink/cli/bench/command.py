@@ -190,7 +190,7 @@ def _write(report: Report, destination: str | None) -> None:
         except OSError as error:
             raise KVLinkError(f"the result could not be written to --json {destination}: {error.strerror}") from error
     with _output():
-        console = Console()
+        console = Console(markup=False)
         with console.capture() as shown:  # a console that writes itself ends the process when its pipe breaks
             table.show(report, console)
         sys.stdout.write(shown.get())

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> bool:
         raise ConfigError(f"--tokens is {tokens}; it must lie between 1 and {limits.MAX_TOKENS_PER_REQUEST}")
     report = compare(source, target, tokens, arguments.first_token)
     if arguments.json != "-":
-        show(report, Console(highlight=False))
+        show(report, Console(highlight=False, markup=False))  # names are the files' own
     if arguments.json is not None:
         _write(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n", arguments.json)
     return report.compatible
