@@ -300,3 +300,20 @@ class UcxProbe:
         """Seconds from the first get posted to the last one landed."""
 
     def close(self) -> None: ...
+
+class UcxPing:
+    """A UCX message there and back, both ends asleep until it comes."""
+
+    def __init__(self, libucp: str, tls: str | None) -> None: ...
+    def address(self) -> bytes: ...
+    def serve(self) -> None: ...
+    def connect(self, address: bytes) -> None: ...
+    def round_trips(self, count: int) -> list[float]:
+        """Seconds of each, one after the other."""
+
+    def close(self) -> None: ...
+
+def ucx_tuning() -> list[tuple[str, str, str]]:
+    """
+    What KVLink sets in UCX unless the environment does: name without UCX_, value, why.
+    """

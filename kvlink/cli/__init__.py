@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from kvlink.cli import bench, layout
+from kvlink.cli import bench, doctor, layout
 from kvlink.cli.bench import options
 from kvlink.errors import ConfigError, KVLinkError, LayoutError, UnavailableError
 
@@ -24,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kvlink", description="Moves LLM KV cache between workers.")
     commands = parser.add_subparsers(dest="command", required=True)
     options.add_parser(commands)
+    doctor.add_parser(commands)
     layout.add_parser(commands)
     arguments = parser.parse_args(argv)
     try:
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> bool:
     if arguments.command == "layout":
         return layout.run(arguments)
+    if arguments.command == "doctor":
+        return doctor.run(arguments)
     return bench.run(options.parse(arguments))
 
 

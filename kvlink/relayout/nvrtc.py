@@ -48,6 +48,15 @@ def compile_kernels(arch: str, source: str | None = None, target: str | None = N
     return _compile(_library(), options)
 
 
+def nvrtc_version() -> str:
+    """Version of the NVRTC that would compile, as ``"12.9"``.
+
+    Raises:
+        UnavailableError: there is none.
+    """
+    return _version(_library())
+
+
 @cache
 def _library() -> ctypes.CDLL:
     tried = []

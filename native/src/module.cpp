@@ -28,7 +28,9 @@
 #include "plan.hpp"
 #include "stream_engine.hpp"
 #include "ucx_engine.hpp"
+#include "ucx_ping.hpp"
 #include "ucx_probe.hpp"
+#include "ucx_tuning.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -531,6 +533,23 @@ void bind_probe(nb::module_& m) {
       .def("close", &UcxProbe::close, released());
 }
 
+void bind_ping(nb::module_& m) {
+  using released = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<UcxPing>(m, "UcxPing", "A UCX message there and back, both ends asleep until it comes.")
+      .def(nb::init<const std::string&, const std::optional<std::string>&>(), "libucp"_a, "tls"_a.none(), released())
+      .def("address", [](const UcxPing& ping) { return bytes_to(ping.address()); })
+      .def("serve", &UcxPing::serve)
+      .def("connect",
+           [](UcxPing& ping, const nb::bytes& address) { ping.connect(bytes_from(address)); }, "address"_a)
+      .def("round_trips", &UcxPing::round_trips, "count"_a, released(), "Seconds of each, one after the other.")
+      .def("close", &UcxPing::close, released());
+  m.def("ucx_tuning", [] {
+    std::vector<std::tuple<std::string, std::string, std::string>> table;
+    for (const UcxSetting& setting : kUcxTuning) table.emplace_back(setting.name, setting.value, setting.why);
+    return table;
+  }, "What KVLink sets in UCX unless the environment does: name without UCX_, value, why.");
+}
+
 }  // namespace
 }  // namespace kvlink
 
@@ -544,4 +563,5 @@ NB_MODULE(_kvlink, m) {
   kvlink::bind_ucx(m);
   kvlink::bind_stream(m);
   kvlink::bind_probe(m);
+  kvlink::bind_ping(m);
 }

@@ -1,10 +1,14 @@
 #include "ucx_context.hpp"
 
+#include <poll.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <set>
 #include <sstream>
 #include <utility>
+
+#include "ucx_tuning.hpp"
 
 namespace kvlink {
 namespace {
@@ -47,9 +51,15 @@ bool UcxWorker::arm() const {
   return true;
 }
 
-UcxContext::UcxContext(std::shared_ptr<const UcxApi> api, const std::optional<std::string>& tls)
+void UcxWorker::progress_or_sleep(int other_fd) const {
+  if (progress() || !arm()) return;
+  pollfd fds[] = {{event_fd_, POLLIN, 0}, {other_fd, POLLIN, 0}};
+  poll(fds, 2, -1);
+}
+
+UcxContext::UcxContext(std::shared_ptr<const UcxApi> api, const std::optional<std::string>& tls, std::uint64_t features)
     : api_(std::move(api)) {
-  init(tls);
+  init(tls, features);
   try {
     getting_ = std::make_unique<UcxWorker>(*api_, handle_);
     serving_ = std::make_unique<UcxWorker>(*api_, handle_);
@@ -73,18 +83,24 @@ UcxContext::~UcxContext() {
   api_->ucp_cleanup(handle_);
 }
 
-void UcxContext::init(const std::optional<std::string>& tls) {
+void UcxContext::tune(ucp_config_t* config) const {
+  for (const UcxSetting& setting : kUcxTuning) {
+    if (std::getenv((std::string("UCX_") + setting.name).c_str()) != nullptr) continue;
+    const ucs_status_t status = api_->ucp_config_modify(config, setting.name, setting.value);
+    if (setting.required) api_->check(status, (std::string("UCX refused ") + setting.name).c_str());
+  }
+}
+
+void UcxContext::init(const std::optional<std::string>& tls, std::uint64_t features) {
   ucp_config_t* read = nullptr;
   api_->check(api_->ucp_config_read(nullptr, nullptr, &read), "UCX configuration cannot be read");
   const std::unique_ptr<ucp_config_t, decltype(&::ucp_config_release)> config(read, api_->ucp_config_release);
-  if (std::getenv("UCX_RNDV_THRESH") == nullptr) {
-    api_->check(api_->ucp_config_modify(config.get(), "RNDV_THRESH", "inf"), "UCX refused RNDV_THRESH=inf");
-  }
+  tune(config.get());
   if (tls) api_->check(api_->ucp_config_modify(config.get(), "TLS", tls->c_str()), "UCX refused TLS");
 
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED;
-  params.features = UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP;
+  params.features = features | UCP_FEATURE_WAKEUP;
   params.mt_workers_shared = 1;  // regions are registered while the engine's thread runs
   // Not the inline ucp_init, which would ask for the version of the headers.
   api_->check(api_->ucp_init_version(1, 13, &params, config.get(), &handle_),

@@ -29,6 +29,8 @@ class UcxWorker {
   bool progress() const { return api_.ucp_worker_progress(handle_) != 0; }
   // True if the event descriptor will tell of the next event; false if there is something to progress now.
   bool arm() const;
+  // Progress once, or wait for something to progress, or for `other_fd` (-1: nothing else) to be readable.
+  void progress_or_sleep(int other_fd) const;
 
  private:
   void open();
@@ -46,9 +48,9 @@ class UcxWorker {
 // TCP, with both sides reading from each other). So one worker only makes endpoints, the other is only connected to.
 class UcxContext {
  public:
-  // `tls` overrides UCX_TLS. RNDV_THRESH becomes inf unless the environment sets it: without that, peer error mode
-  // turns zero-copy gets on CMA into software emulation.
-  UcxContext(std::shared_ptr<const UcxApi> api, const std::optional<std::string>& tls);
+  // `tls` overrides UCX_TLS; what kUcxTuning lists is set, unless the environment sets it. `features` are UCP's.
+  UcxContext(std::shared_ptr<const UcxApi> api, const std::optional<std::string>& tls,
+             std::uint64_t features = UCP_FEATURE_RMA);
   ~UcxContext();
   UcxContext(const UcxContext&) = delete;
   UcxContext& operator=(const UcxContext&) = delete;
@@ -64,7 +66,8 @@ class UcxContext {
   std::vector<std::string> transports() const;
 
  private:
-  void init(const std::optional<std::string>& tls);
+  void init(const std::optional<std::string>& tls, std::uint64_t features);
+  void tune(ucp_config_t* config) const;
 
   std::shared_ptr<const UcxApi> api_;
   ucp_context_h handle_ = nullptr;

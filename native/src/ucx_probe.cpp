@@ -1,7 +1,5 @@
 #include "ucx_probe.hpp"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <chrono>
 #include <stdexcept>
@@ -43,19 +41,13 @@ void UcxProbe::import_key(std::int64_t region, RemoteKey key) {
 void UcxProbe::serve() {
   if (server_.joinable() || endpoint_) throw std::runtime_error("a probe either serves or gets");
   server_ = std::thread([this] {
-    while (!stopping_) progress_or_sleep(context_->serving(), stop_.fd());
+    while (!stopping_) context_->serving().progress_or_sleep(stop_.fd());
   });
 }
 
 void UcxProbe::connect(const Bytes& address) {
   if (server_.joinable() || endpoint_) throw std::runtime_error("a probe either serves or gets, from one peer");
   endpoint_ = std::make_unique<UcxEndpoint>(context_, address);
-}
-
-void UcxProbe::progress_or_sleep(const UcxWorker& worker, int other_fd) {
-  if (worker.progress() || !worker.arm()) return;
-  pollfd fds[] = {{worker.event_fd(), POLLIN, 0}, {other_fd, POLLIN, 0}};
-  poll(fds, 2, -1);
 }
 
 void UcxProbe::check_bounds(const Plan& plan) const {
@@ -82,11 +74,11 @@ double UcxProbe::get(const Plan& plan, std::int64_t max_run_bytes, std::size_t w
   Flight flight{&context_->api()};
   const auto begin = std::chrono::steady_clock::now();
   for (const Run& run : runs) {
-    while (flight.outstanding >= window) progress_or_sleep(context_->getting(), -1);
+    while (flight.outstanding >= window) context_->getting().progress_or_sleep(-1);
     if (flight.status != UCS_OK) break;
     post(run, flight);
   }
-  while (flight.outstanding > 0) progress_or_sleep(context_->getting(), -1);
+  while (flight.outstanding > 0) context_->getting().progress_or_sleep(-1);
   const auto end = std::chrono::steady_clock::now();
   context_->api().check(flight.status, "bare get");
   return std::chrono::duration<double>(end - begin).count();

@@ -1,5 +1,5 @@
 // The yardstick: a bare loop over UCP gets, sharing nothing with the engine but the settings it must share to be a fair
-// limit: peer error mode, wake-up progress, RNDV_THRESH=inf. For benchmarks only.
+// limit: peer error mode, wake-up progress, kUcxTuning. For benchmarks only.
 #pragma once
 
 #include <atomic>
@@ -54,7 +54,6 @@ class UcxProbe {
 
   void check_bounds(const Plan& plan) const;
   void post(const Run& run, Flight& flight);
-  static void progress_or_sleep(const UcxWorker& worker, int other_fd);
 
   std::shared_ptr<UcxContext> context_;
   std::map<std::int64_t, Region> regions_;

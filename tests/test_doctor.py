@@ -1,0 +1,176 @@
+"""`kvlink doctor`: what it says of a machine, real or made of files, and how the command ends."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import resource
+import sys
+from pathlib import Path
+
+import pytest
+
+import kvlink
+from kvlink.cli.doctor import libraries, machine, speed
+from kvlink.cli.doctor.findings import Finding, make_report
+from kvlink.cli.doctor.partner import CrossRead, Partner
+
+
+async def doctor(*flags: str, **environment: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "kvlink.cli", "doctor", *flags, env=os.environ | environment,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    return process.returncode, out.decode(), err.decode()
+
+
+def by_check(findings) -> dict[str, Finding]:
+    return {finding.check: finding for finding in findings}
+
+
+def files(root: Path, contents: dict[str, str]) -> Path:
+    for name, text in contents.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+async def test_every_finding_of_this_machine_is_told_with_figures():
+    code, out, err = await doctor("--json", "-")
+    assert code == 0, err
+    report = json.loads(out)
+    assert report["schema"] == "kvlink.doctor/1"
+    assert report["works"] is True
+    found = {finding["check"]: finding for finding in report["findings"]}
+    assert {
+        "native.core", "ucx.library", "ucx.transports", "ucx.rdma", "ucx.UCX_RNDV_THRESH", "gpu.device", "gpu.compiler",
+        "cpu.cores", "cpu.numa", "memory.size", "memory.locked", "pages.huge", "pages.shared", "pages.reserved",
+        "pages.granted", "cma.read", "speed.memcpy", "speed.tcp", "speed.tcp_round_trip", "speed.ucx",
+        "speed.ucx_round_trip",
+    } <= found.keys()  # fmt: skip
+    for check in ("speed.memcpy", "speed.tcp", "speed.ucx"):
+        assert found[check]["facts"]["gb_s"] > 0
+    assert 0 < found["speed.ucx_round_trip"]["facts"]["p50_seconds"] < 1
+    assert all(finding["remedy"] for finding in report["findings"] if finding["severity"] in {"slow", "fatal"})
+
+
+async def test_a_ucx_that_is_not_there_ends_with_code_3_and_its_remedy_unless_nobody_asks_for_it():
+    code, out, err = await doctor("--no-measure", KVLINK_UCX_ORIGIN="/nonexistent/libucp.so.0")
+    assert code == 3
+    assert "cannot work here" in out
+    (line,) = err.splitlines()
+    assert "pip install libucx-cu12" in line
+    code, out, _ = await doctor(KVLINK_UCX_ORIGIN="/nonexistent/libucp.so.0", KVLINK_TRANSPORTS="stream")
+    assert code == 0
+    assert "UCX was not measured" in out
+
+
+async def test_a_setting_of_the_users_is_shown_and_left_alone():
+    code, out, _ = await doctor("--no-measure", "--json", "-", UCX_RNDV_THRESH="8k")
+    found = {finding["check"]: finding for finding in json.loads(out)["findings"]}
+    assert code == 0
+    assert found["ucx.UCX_RNDV_THRESH"]["facts"] == {"value": "8k", "from_environment": True}
+    assert found["ucx.UCX_TCP_TX_SEG_SIZE"]["facts"] == {"value": "256k", "from_environment": False}
+
+
+async def test_a_configuration_that_is_wrong_ends_with_code_2():
+    code, _, err = await doctor("--no-measure", KVLINK_LEASE_SECONDS="never")
+    assert code == 2
+    assert "lease_seconds" in err
+
+
+# --- findings -------------------------------------------------------------------------------------------------------
+
+
+def test_a_machine_without_huge_pages_and_with_many_nodes_is_told_what_to_do(tmp_path):
+    cpus = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    root = files(tmp_path, {
+        "sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]\n",
+        "sys/kernel/mm/transparent_hugepage/shmem_enabled": "always within_size [advise] never deny force\n",
+        "sys/devices/system/node/node0/cpulist": cpus,
+        "sys/devices/system/node/node1/cpulist": cpus,
+        "proc/meminfo": "MemTotal: 100 kB\nMemAvailable: 50 kB\nHugePages_Total: 4\nHugePages_Free: 3\n"
+        "Hugepagesize: 2048 kB\n",
+    })  # fmt: skip
+    found = by_check(machine.look_at_machine(root=root))
+    assert found["pages.huge"].severity == "slow"
+    assert "madvise" in found["pages.huge"].remedy
+    assert found["pages.shared"].severity == "ok"
+    assert found["pages.reserved"].facts == {"reserved": 4, "free": 3, "page_bytes": 2048 * 1024}
+    assert found["cpu.numa"].severity == "slow"
+    assert "numactl" in found["cpu.numa"].remedy
+    assert found["memory.size"].facts["available_bytes"] == 50 * 1024
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        {
+            "proc/self/cgroup": "0::/a/b\n",
+            "sys/fs/cgroup/a/b/cpu.max": "150000 100000\n", "sys/fs/cgroup/a/b/memory.max": "1000",
+        },
+        {
+            "proc/self/cgroup": "0::/of/the/host\n",
+            "sys/fs/cgroup/cpu.max": "150000 100000\n", "sys/fs/cgroup/memory.max": "1000",
+        },
+        {
+            "proc/self/cgroup": "4:memory:/m\n1:cpu,cpuacct:/c\n0::/\n",
+            "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us": "150000", "sys/fs/cgroup/cpu/c/cpu.cfs_period_us": "100000",
+            "sys/fs/cgroup/memory/m/memory.limit_in_bytes": "1000",
+        },
+    ],
+    ids=["v2", "v2 in a container", "v1"],
+)  # fmt: skip
+def test_limits_of_a_cgroup_are_read(tmp_path, contents):
+    root = files(tmp_path, contents)
+    assert machine.cgroup_cpus(root) == 1.5
+    assert machine.cgroup_memory_bytes(root) == 1000
+
+
+@pytest.mark.parametrize("text", ["max 100000", "", "nonsense", "100 0"])
+def test_a_cgroup_without_a_limit_has_none(tmp_path, text):
+    root = files(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": text})
+    assert machine.cgroup_cpus(root) is None
+
+
+@pytest.mark.parametrize(("rdma", "severity"), [(True, "fatal"), (False, "ok")])
+def test_a_locked_memory_limit_counts_where_memory_is_pinned(monkeypatch, rdma, severity):
+    monkeypatch.setattr(resource, "getrlimit", lambda _limit: (8 * 2**20, 8 * 2**20))
+    monkeypatch.setattr(machine, "_may_lock_anything", lambda: False)
+    found = by_check(machine.look_at_machine(rdma=rdma))["memory.locked"]
+    assert found.severity == severity
+    assert (found.remedy is None) == (severity == "ok")
+
+
+def test_memory_that_no_other_process_may_read_is_told_with_every_way_out():
+    finding = speed.judge_cross_read(
+        Partner(cross_read=CrossRead(error=errno.EPERM), port=1), scope="1", status="Seccomp:\t2\n"
+    )
+    assert finding.severity == "slow"
+    assert "EPERM" in finding.text
+    assert "ptrace_scope=0" in finding.remedy
+    assert "seccomp" in finding.remedy
+    assert finding.facts["seccomp_filter"] is True
+
+
+def test_rdma_devices_without_a_ucx_for_them_say_what_to_install(monkeypatch, tmp_path):
+    (tmp_path / "mlx5_0").mkdir()
+    monkeypatch.setattr(libraries, "RDMA_DEVICES", tmp_path)
+    monkeypatch.setattr(libraries, "has_devices", lambda: True)
+    found = by_check(libraries.look_at_libraries(kvlink.Config()))["ucx.rdma"]
+    assert found.severity == "slow"
+    assert "mlx5_0" in found.text
+    assert "libucx0" in found.remedy
+
+
+def test_one_fatal_finding_means_that_kvlink_does_not_work():
+    fine, fatal = Finding(check="a.b", severity="slow", text="x"), Finding(check="a.c", severity="fatal", text="y")
+    assert make_report([fine], 0.0).works
+    assert not make_report([fine, fatal], 0.0).works
