@@ -79,7 +79,7 @@ std::size_t Channel::dispatch(std::span<const std::byte> bytes, FrameSink& sink)
   while (bytes.size() - at >= sizeof(Header)) {
     Header header;
     memcpy(&header, bytes.data() + at, sizeof header);
-    if (header.zero != 0 || header.type < 1 || header.type > 4) {
+    if (header.zero != 0 || header.type < 1 || header.type > static_cast<std::uint16_t>(Type::packed)) {
       throw ProtocolViolation("unknown frame type " + std::to_string(header.type));
     }
     if (header.payload_bytes > kMaxPayloadBytes || header.payload_bytes % 8 != 0 || header.payload_bytes == 0) {
@@ -110,6 +110,29 @@ void Channel::deliver(Type type, std::span<const std::uint64_t> words, FrameSink
     case Type::failed:
       if (words.size() != 2 || words[1] > 0xffffffffu) throw ProtocolViolation("failure of the wrong size");
       return sink.on_failed(words[0], static_cast<FailReason>(words[1]));
+    default: return deliver_packing(type, words, sink);
+  }
+}
+
+void Channel::deliver_packing(Type type, std::span<const std::uint64_t> words, FrameSink& sink) {
+  switch (type) {
+    case Type::ring_wanted:
+      if (words.size() != 1) throw ProtocolViolation("wish for a ring of the wrong size");
+      return sink.on_ring_wanted(words[0]);
+    case Type::ring: {
+      if (words.size() < 3 || words[2] > kMaxHandleBytes || (words[2] + 7) / 8 != words.size() - 3) {
+        throw ProtocolViolation("ring that miscounts its handle");
+      }
+      return sink.on_ring({words[0], words[1], std::as_bytes(words.subspan(3)).first(words[2])});
+    }
+    case Type::pack:
+      if (words.size() != 5 || words[4] > 1) throw ProtocolViolation("pack of the wrong size");
+      return sink.on_pack({words[0], static_cast<std::int64_t>(words[1]), static_cast<std::int64_t>(words[2]), words[3],
+                           words[4] == 1});
+    default:
+      if (words.size() < 4 || words[3] > 0xffffffffu) throw ProtocolViolation("packed of the wrong size");
+      return sink.on_packed({words[0], static_cast<std::int64_t>(words[1]), words[2],
+                             static_cast<std::uint32_t>(words[3]), words.subspan(4)});
   }
 }
 
@@ -169,6 +192,29 @@ void Channel::leaves(AttemptId attempt, std::uint64_t first, std::span<const std
 void Channel::failed(AttemptId attempt, FailReason reason) {
   const std::uint64_t head[] = {attempt, static_cast<std::uint32_t>(reason)};
   queue(Type::failed, head, {});
+}
+
+void Channel::ring_wanted(std::uint64_t slots) {
+  const std::uint64_t head[] = {slots};
+  queue(Type::ring_wanted, head, {});
+}
+
+void Channel::ring(const RingOffer& offer) {
+  const std::uint64_t head[] = {offer.slots, offer.slot_bytes, offer.handle.size()};
+  std::vector<std::uint64_t> handle((offer.handle.size() + 7) / 8);
+  if (!handle.empty()) memcpy(handle.data(), offer.handle.data(), offer.handle.size());
+  queue(Type::ring, head, handle);
+}
+
+void Channel::pack(const PackAsk& ask) {
+  const std::uint64_t head[] = {ask.attempt, static_cast<std::uint64_t>(ask.begin),
+                                static_cast<std::uint64_t>(ask.end), ask.slot, ask.digests ? 1u : 0u};
+  queue(Type::pack, head, {});
+}
+
+void Channel::packed(const PackAnswer& answer) {
+  const std::uint64_t head[] = {answer.attempt, static_cast<std::uint64_t>(answer.begin), answer.slot, answer.reason};
+  queue(Type::packed, head, answer.digests);
 }
 
 }  // namespace kvlink

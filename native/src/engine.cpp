@@ -91,7 +91,7 @@ void Engine::register_region(std::size_t region, std::uint64_t address, std::uin
   if (data != nullptr) throw std::invalid_argument("region " + std::to_string(region) + " is registered already");
   at(next->held, region) = hold(address, length);
   at(next->lengths, region) = static_cast<std::int64_t>(length);
-  data = reinterpret_cast<const std::byte*>(address);
+  data = reinterpret_cast<std::byte*>(address);
   local_ = std::move(next);
 }
 
@@ -167,8 +167,8 @@ void Engine::expose(const std::string& peer, AttemptId attempt, std::shared_ptr<
   plan->check_bounds(Side::source, local_->lengths);
   const std::lock_guard lock(link->mutex);
   if (link->state != PeerLink::State::up) throw std::runtime_error("peer " + peer + " is not connected");
-  ExposureSpec spec{.peer = peer, .attempt = attempt, .plan = std::move(plan), .regions = local_->data,
-                    .keep = {local_}, .lease = lease};
+  ExposureSpec spec{.peer = peer, .attempt = attempt, .plan = std::move(plan),
+                    .regions = {local_->data.begin(), local_->data.end()}, .keep = {local_}, .lease = lease};
   if (!core_->exposures.expose(std::move(spec), Clock::now())) {
     throw std::runtime_error("attempt " + std::to_string(attempt) + " is exposed to " + peer + " already");
   }

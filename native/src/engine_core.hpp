@@ -11,6 +11,7 @@
 
 #include "events.hpp"
 #include "exposures.hpp"
+#include "packer.hpp"
 
 namespace kvlink {
 
@@ -32,7 +33,7 @@ class EngineFull : public std::runtime_error {
 // with it what the transport holds of each region (a registration, a key).
 struct LocalRegions {
   std::vector<std::shared_ptr<const void>> held;
-  std::vector<const std::byte*> data;
+  std::vector<std::byte*> data;
   std::vector<std::int64_t> lengths;
 };
 struct RemoteRegions {
@@ -66,6 +67,8 @@ struct EngineCore {
   CompletionQueue completions{};
   std::atomic<std::size_t> active_reads{0};
   LateFrames late{};
+  // Touches the caches for paths that pack; the engine's thread uses it. Set, if at all, before the engine starts.
+  std::shared_ptr<Packer> packer = std::make_shared<HostPacker>();
 };
 
 }  // namespace kvlink

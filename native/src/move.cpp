@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cfenv>
 #include <optional>
+#include <stdexcept>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -33,25 +34,44 @@ class DefaultRounding {
   std::fenv_t before_;
 };
 
+// Where one side's bytes are: in regions, or packed in wire order from `begin` on.
+template <typename Byte>
+struct Place {
+  std::span<Byte* const> regions = {};
+  Byte* packed = nullptr;
+  std::int64_t begin = 0;
+
+  Byte* find(std::int64_t region, std::int64_t offset, std::int64_t at) const {
+    return packed != nullptr ? packed + (at - begin) : regions[static_cast<std::size_t>(region)] + offset;
+  }
+  std::int64_t stride(std::int64_t in_regions, std::int64_t row_bytes) const {
+    return packed != nullptr ? row_bytes : in_regions;
+  }
+};
+
 class Mover {
  public:
-  Mover(const Plan& plan, std::span<const std::byte* const> sources, std::span<std::byte* const> targets,
-        std::int64_t bytes, const RowKernel& rows)
-      : plan_(plan), sources_(sources), targets_(targets), rows_(rows),
-        copy_(bytes >= kStreamFromBytes ? rows.stream : rows.copy) {}
+  Mover(const Plan& plan, Place<const std::byte> from, Place<std::byte> to, bool stream, const RowKernel& rows)
+      : plan_(plan), from_(from), to_(to), rows_(rows), copy_(stream ? rows.stream : rows.copy),
+        walk_(to.packed != nullptr     ? Walk::source
+              : from.packed != nullptr ? Walk::target
+                                       : Walk::both) {}
 
   void run(std::int64_t begin, std::int64_t end) const {
-    Cursor cursor(plan_, begin, end);
+    Cursor cursor(plan_, begin, end, walk_);
     Rows rows;
     for (std::int64_t at = begin; cursor.next_rows(rows); at += rows.count * rows.bytes) {
-      const auto* source = reinterpret_cast<const char*>(sources_[static_cast<std::size_t>(rows.source_region)]) +
-                           rows.source_offset;
-      auto* target = reinterpret_cast<char*>(targets_[static_cast<std::size_t>(rows.target_region)]) +
-                     rows.target_offset;
-      if (const auto& convert = plan_.parts()[rows.part].convert) {
+      const auto* source =
+          reinterpret_cast<const char*>(from_.find(rows.source_region, rows.source_offset, at));
+      auto* target = reinterpret_cast<char*>(to_.find(rows.target_region, rows.target_offset, at));
+      rows.source_stride = from_.stride(rows.source_stride, rows.bytes);
+      rows.target_stride = to_.stride(rows.target_stride, rows.bytes);
+      const auto& convert = plan_.parts()[rows.part].convert;
+      if (convert && walk_ != Walk::source) {
         convert_rows(*convert, rows, at - plan_.part_begin(rows.part), target, source);
       } else {
-        copy_(target, source, rows.count, {rows.source_stride, rows.target_stride}, rows.bytes, rows.ahead);
+        const std::int64_t ahead = walk_ == Walk::target ? 0 : rows.ahead;  // what is packed is in the cache
+        copy_(target, source, rows.count, {rows.source_stride, rows.target_stride}, rows.bytes, ahead);
       }
     }
     rows_.fence();
@@ -75,10 +95,11 @@ class Mover {
   }
 
   const Plan& plan_;
-  std::span<const std::byte* const> sources_;
-  std::span<std::byte* const> targets_;
+  const Place<const std::byte> from_;
+  const Place<std::byte> to_;
   const RowKernel& rows_;
-  CopyRows copy_;
+  const CopyRows copy_;
+  const Walk walk_;
 };
 
 // Calls work(slice) for every slice, each on one of up to `threads` threads. Slices are taken in order, so that all
@@ -120,7 +141,8 @@ void move_range(const Plan& plan, std::span<const std::byte* const> source_regio
                 std::span<std::byte* const> target_regions, std::int64_t begin, std::int64_t end,
                 const MoveOptions& options) {
   static_cast<void>(Cursor(plan, begin, end));  // refuses a range outside the plan
-  const Mover mover(plan, source_regions, target_regions, end - begin, *options.variant.rows);
+  const Mover mover(plan, {.regions = source_regions}, {.regions = target_regions}, end - begin >= kStreamFromBytes,
+                    *options.variant.rows);
   const std::int64_t slices = (end - begin + kSliceBytes - 1) / kSliceBytes;
   for_slices(slices, options.threads, plan.converts(), [&](std::int64_t slice) {
     const std::int64_t from = begin + slice * kSliceBytes;
@@ -133,7 +155,8 @@ void move_and_digest(const Plan& plan, std::span<const std::byte* const> source_
                      const MoveOptions& options) {
   const auto count = static_cast<std::int64_t>(leaves.size());
   check_leaves(plan, first, count);
-  const Mover mover(plan, source_regions, target_regions, count * kLeafBytes, *options.variant.rows);
+  const Mover mover(plan, {.regions = source_regions}, {.regions = target_regions},
+                    count * kLeafBytes >= kStreamFromBytes, *options.variant.rows);
   constexpr std::int64_t leaves_per_slice = kSliceBytes / kLeafBytes;
   const std::int64_t slices = (count + leaves_per_slice - 1) / leaves_per_slice;
   for_slices(slices, options.threads, plan.converts(), [&](std::int64_t slice) {
@@ -146,6 +169,21 @@ void move_and_digest(const Plan& plan, std::span<const std::byte* const> source_
                     leaves.subspan(static_cast<std::size_t>(leaf), static_cast<std::size_t>(step)));
     }
   });
+}
+
+void gather_range(const Plan& plan, std::span<const std::byte* const> source_regions, std::int64_t begin,
+                  std::int64_t end, std::byte* packed, const MoveVariant& variant) {
+  Mover(plan, {.regions = source_regions}, {.packed = packed, .begin = begin}, false, *variant.rows).run(begin, end);
+}
+
+void scatter_range(const Plan& plan, const std::byte* packed, std::span<std::byte* const> target_regions,
+                   std::int64_t begin, std::int64_t end, const MoveVariant& variant) {
+  std::optional<DefaultRounding> rounding;
+  if (plan.converts()) {
+    if (!plan.cuts_no_element()) throw std::invalid_argument("leaves of this plan cut elements that are converted");
+    rounding.emplace();
+  }
+  Mover(plan, {.packed = packed, .begin = begin}, {.regions = target_regions}, true, *variant.rows).run(begin, end);
 }
 
 }  // namespace kvlink

@@ -43,4 +43,17 @@ void move_and_digest(const Plan& plan, std::span<const std::byte* const> source_
                      std::span<std::byte* const> target_regions, std::int64_t first, std::span<std::uint64_t> leaves,
                      const MoveOptions& options = {});
 
+// Copies wire bytes [begin, end) of the source side to `packed`, in wire order: what is packed is the wire's, converted
+// or not.
+// Throws std::invalid_argument on a range outside the plan, before a byte is moved.
+void gather_range(const Plan& plan, std::span<const std::byte* const> source_regions, std::int64_t begin,
+                  std::int64_t end, std::byte* packed, const MoveVariant& variant = move_variants().front());
+
+// The reverse, into the target's regions, converting where the plan does; past the caches, since `packed` is what should
+// stay in them.
+// Throws std::invalid_argument on a range outside the plan, or one that may cut an element that is converted
+// (Plan::cuts_no_element), before a byte is moved.
+void scatter_range(const Plan& plan, const std::byte* packed, std::span<std::byte* const> target_regions,
+                   std::int64_t begin, std::int64_t end, const MoveVariant& variant = move_variants().front());
+
 }  // namespace kvlink

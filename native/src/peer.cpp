@@ -105,6 +105,14 @@ void Peer::on_leaves(AttemptId, std::uint64_t, std::span<const std::uint64_t>) {
   throw ProtocolViolation("digests that nobody wanted");
 }
 
+void Peer::on_ring_wanted(std::uint64_t) { throw ProtocolViolation("ring wanted of a transport that has none"); }
+
+void Peer::on_ring(const RingOffer&) { throw ProtocolViolation("a ring that nobody wanted"); }
+
+void Peer::on_pack(const PackAsk&) { throw ProtocolViolation("packing asked of a transport that does none"); }
+
+void Peer::on_packed(const PackAnswer&) { throw ProtocolViolation("packed bytes that nobody asked for"); }
+
 void Peer::on_failed(AttemptId attempt, FailReason reason) {
   heard();
   if (ActiveRead* read = find(attempt)) {

@@ -56,9 +56,13 @@ class Peer : protected FrameSink {
   // The peer is leaving: exposures have ended, reads are stopped.
   virtual void on_leaving() {}
 
-  // Not every transport digests over the channel: by default these are violations.
+  // Not every transport digests over the channel, or packs: by default these are violations.
   void on_want(AttemptId attempt) override;
   void on_leaves(AttemptId attempt, std::uint64_t first, std::span<const std::uint64_t> digests) override;
+  void on_ring_wanted(std::uint64_t slots) override;
+  void on_ring(const RingOffer& offer) override;
+  void on_pack(const PackAsk& ask) override;
+  void on_packed(const PackAnswer& answer) override;
 
   bool lost() const { return life_ == Life::lost; }
   void heard() { heard_ = Clock::now(); }

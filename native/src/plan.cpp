@@ -218,6 +218,13 @@ bool Plan::converts() const {
   return std::any_of(parts_.begin(), parts_.end(), [](const Part& part) { return part.convert.has_value(); });
 }
 
+bool Plan::cuts_no_element() const {
+  for (std::size_t i = 0; i < parts_.size(); ++i) {  // a leaf is a multiple of every element
+    if (parts_[i].convert && starts_[i] % parts_[i].convert->source_bytes() != 0) return false;
+  }
+  return true;
+}
+
 std::int64_t Plan::count_runs() const {
   Cursor cursor(*this, 0, total_bytes());
   Run run;

@@ -115,6 +115,10 @@ class Plan {
   // Whether any byte changes on its way: such a plan's target does not hold its wire bytes.
   bool converts() const;
 
+  // Whether no border of a leaf cuts an element that is converted, so that a stretch of whole leaves can be converted
+  // without its neighbours' bytes. The planner orders segments so that this holds.
+  bool cuts_no_element() const;
+
   // A segment's nest with all that is contiguous on the walked sides folded away. Steps of a scale are never folded.
   struct Nest {
     std::size_t depth = 0;

@@ -21,7 +21,8 @@ struct ReadSpec {
   bool integrity = true;
   std::uint32_t chunk_leaves = 1;
   std::uint32_t max_rereads = 0;
-  std::vector<const std::byte*> regions = {};     // first byte of each local region, by region number
+  std::vector<std::byte*> regions = {};  // first byte of each local region, by region number
+  bool packed = false;                   // whether the source is to pack the bytes, where a transport can do both
 };
 
 // A transport's own reads derive from it; where several threads move one read's bytes, they override the calls with

@@ -36,8 +36,8 @@ bool StreamPeer::over() const {
 
 // A read of one ask needs one lane: the first, which this thread steps itself, unless others are at work already.
 void StreamPeer::begin(ActiveRead& started) {
-  const auto read = std::static_pointer_cast<StreamRead>(reads_.back());
-  const std::size_t asks = static_cast<StreamRead&>(started).left();
+  const auto read = std::static_pointer_cast<AskedRead>(reads_.back());
+  const std::size_t asks = static_cast<AskedRead&>(started).left();
   if (asks == 0) return;
   demand_->add(read);
   if (reads_.size() == 1) next_lane_ = 0;
@@ -123,7 +123,7 @@ std::uint64_t StreamEngine::connect(const std::string& peer, int channel_fd, con
 
 std::shared_ptr<ActiveRead> StreamEngine::make_read(ReadSpec spec, std::shared_ptr<const LocalRegions> to,
                                                     std::shared_ptr<const RemoteRegions>) {
-  return std::make_shared<StreamRead>(std::move(spec), std::move(to), core_->movers.size());
+  return std::make_shared<AskedRead>(std::move(spec), std::move(to), core_->movers.size());
 }
 
 }  // namespace kvlink

@@ -16,7 +16,7 @@ constexpr std::size_t kLowWaterBytes = 512 * 1024;
 
 Landing::Heard Landing::step(int fd, std::span<std::byte> scratch) {
   Heard heard;
-  StreamRead* const landing = left_.total() > 0 && !dropping_ ? asked_.front().read.get() : nullptr;
+  AskedRead* const landing = left_.total() > 0 && !dropping_ ? asked_.front().read.get() : nullptr;
   const bool inside = landing != nullptr && landing->enter();
   if (landing != nullptr && !inside) {
     dropping_ = true;

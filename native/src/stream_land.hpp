@@ -9,7 +9,7 @@
 #include <span>
 
 #include "iovecs.hpp"
-#include "stream_read.hpp"
+#include "asked_read.hpp"
 #include "stream_serve.hpp"
 
 namespace kvlink {

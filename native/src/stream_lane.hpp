@@ -8,7 +8,7 @@
 #include <string>
 
 #include "stream_land.hpp"
-#include "stream_read.hpp"
+#include "asked_read.hpp"
 #include "stream_serve.hpp"
 
 namespace kvlink {

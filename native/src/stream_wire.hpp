@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "asked_read.hpp"
 #include "channel.hpp"
 #include "digest.hpp"
 
@@ -22,13 +23,6 @@ namespace kvlink {
 static_assert(std::endian::native == std::endian::little, "headers are sent as they lie");
 
 enum class LaneWord : std::uint16_t { ask = 1, frame = 2 };
-
-// Long enough that a system call's cost does not matter, short enough that it is hashed and copied while in the cache,
-// and that other reads need not wait long.
-inline constexpr std::int64_t kMaxAskBytes = 512 * 1024;
-inline constexpr std::size_t kMaxAskLeaves = kMaxAskBytes / kLeafBytes;
-// Asks unanswered on one lane. With the size above: what fills a pipe of 100 Gbit/s and half a millisecond.
-inline constexpr std::size_t kMaxAsks = 16;
 
 struct LaneHeader {
   LaneWord word{};

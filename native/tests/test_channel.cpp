@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +37,19 @@ class Log final : public FrameSink {
   void on_failed(AttemptId attempt, FailReason reason) override {
     lines.push_back(line("failed", {attempt, static_cast<std::uint64_t>(reason)}));
   }
+  void on_ring_wanted(std::uint64_t slots) override { lines.push_back(line("ring wanted", {slots})); }
+  void on_ring(const RingOffer& offer) override {
+    const std::string handle(reinterpret_cast<const char*>(offer.handle.data()), offer.handle.size());
+    lines.push_back(line("ring", {offer.slots, offer.slot_bytes}) + " " + handle);
+  }
+  void on_pack(const PackAsk& ask) override {
+    lines.push_back(line("pack", {ask.attempt, static_cast<std::uint64_t>(ask.begin),
+                                  static_cast<std::uint64_t>(ask.end), ask.slot, ask.digests ? 1u : 0u}));
+  }
+  void on_packed(const PackAnswer& answer) override {
+    lines.push_back(line("packed", {answer.attempt, static_cast<std::uint64_t>(answer.begin), answer.slot,
+                                    answer.reason, answer.digests.size()}));
+  }
 };
 
 std::pair<int, int> sockets() {
@@ -57,15 +71,24 @@ void frames_arrive_as_sent() {
   sender.want(~0ull);
   sender.leaves(3, 9, digests);
   sender.failed(4, FailReason::withdrawn);
+  sender.ring_wanted(8);
+  sender.ring({8, 512, std::as_bytes(std::span("a handle", 8))});
+  sender.ring({0, 512, std::as_bytes(std::span("nine long", 9))});
+  sender.ring({});
+  sender.pack({5, 1 << 14, 1 << 20, 3, true});
+  sender.packed({5, 1 << 14, 3, 0, std::span(digests).first(2)});
+  sender.packed({5, 1 << 14, 3, 2, {}});
   Log log;
-  while (sender.wants_write() || log.lines.size() < 7) {
+  while (sender.wants_write() || log.lines.size() < 14) {
     sender.flush();
     receiver.receive(log);
     CHECK(receiver.end().empty());
   }
   const std::vector<std::string> expected = {
       "heartbeat 0 0",    "heartbeat 1024 1023",   "heartbeat 1024 2047", "heartbeat 452 2499",
-      line("want", {~0ull}), "leaves 3 9 4096 7", "failed 4 3"};
+      line("want", {~0ull}), "leaves 3 9 4096 7", "failed 4 3", "ring wanted 8",
+      "ring 8 512 a handle", "ring 0 512 nine long", "ring 0 0 ", "pack 5 16384 1048576 3 1", "packed 5 16384 3 0 2",
+      "packed 5 16384 3 2 0"};
   CHECK(log.lines == expected);
 }
 
@@ -95,6 +118,32 @@ void a_closed_peer_ends_it() {
   CHECK(!none.end().empty());
 }
 
+std::string end_of(std::initializer_list<std::uint64_t> frame) {
+  const auto [a, b] = sockets();
+  Channel channel(a);
+  const std::vector<std::uint64_t> words(frame);
+  CHECK(write(b, words.data(), 8 * words.size()) == static_cast<ssize_t>(8 * words.size()));
+  Log log;
+  channel.receive(log);
+  CHECK(log.lines.empty());
+  close(b);
+  return channel.end();
+}
+
+void frames_of_packing_that_no_peer_sends_end_it() {
+  const auto header = [](std::uint64_t type, std::uint64_t words) { return type | words * 8 << 32; };
+  const std::string start = "protocol violation on the channel: ";
+  CHECK(end_of({header(5, 2), 1, 1}) == start + "wish for a ring of the wrong size");
+  CHECK(end_of({header(6, 2), 1, 1}) == start + "ring that miscounts its handle");
+  CHECK(end_of({header(6, 4), 1, 1, 9, 0}) == start + "ring that miscounts its handle");
+  CHECK(end_of({header(6, 3), 1, 1, ~0ull}) == start + "ring that miscounts its handle");
+  CHECK(end_of({header(7, 4), 1, 0, 16384, 0}) == start + "pack of the wrong size");
+  CHECK(end_of({header(7, 5), 1, 0, 16384, 0, 2}) == start + "pack of the wrong size");
+  CHECK(end_of({header(8, 3), 1, 0, 0}) == start + "packed of the wrong size");
+  CHECK(end_of({header(8, 4), 1, 0, 0, 1ull << 32}) == start + "packed of the wrong size");
+  CHECK(end_of({header(9, 1), 1}) == start + "unknown frame type 9");
+}
+
 // Noise, with true headers now and then so that it gets past them.
 void noise_only_ends_it(std::uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -104,7 +153,7 @@ void noise_only_ends_it(std::uint64_t seed) {
   std::vector<unsigned char> noise;
   while (noise.size() < 4096) {
     const std::uint64_t words = random() % 6;
-    const std::uint64_t type = random() % 8 == 0 ? random() % 65536 : 1 + random() % 4;
+    const std::uint64_t type = random() % 8 == 0 ? random() % 65536 : 1 + random() % 8;
     for (const std::uint64_t part : {type, type >> 8, std::uint64_t{0}, std::uint64_t{0}, words * 8, std::uint64_t{0},
                                      std::uint64_t{0}, std::uint64_t{0}}) {
       noise.push_back(static_cast<unsigned char>(part));
@@ -127,5 +176,6 @@ int main() {
   frames_arrive_as_sent();
   the_queue_is_bounded();
   a_closed_peer_ends_it();
+  frames_of_packing_that_no_peer_sends_end_it();
   for (std::uint64_t seed = 0; seed < 300; ++seed) noise_only_ends_it(seed);
 }

@@ -28,7 +28,7 @@ struct World {
     digest_leaves(*plan, Side::source, regions, 0, leaves);
   }
 
-  ReadSpec spec(bool integrity, std::uint32_t max_rereads) const {
+  ReadSpec spec(bool integrity, std::uint32_t max_rereads) {
     return {.op = 1, .peer = "peer", .attempt = 2, .plan = plan, .integrity = integrity, .chunk_leaves = 1,
             .max_rereads = max_rereads, .regions = {target.data()}};
   }

@@ -1,5 +1,5 @@
 // One read of the stream, brought in by several lanes in any order: asked for whole and once, and again where it differs.
-#include "stream_read.hpp"
+#include "asked_read.hpp"
 
 #include <algorithm>
 #include <random>
@@ -13,9 +13,9 @@ namespace {
 
 constexpr std::int64_t kTotal = 5 * kMaxAskBytes + 3 * kLeafBytes + 100;
 
-std::shared_ptr<StreamRead> a_read(std::uint32_t chunk_leaves, std::uint32_t max_rereads, std::size_t lanes = 2) {
+std::shared_ptr<AskedRead> a_read(std::uint32_t chunk_leaves, std::uint32_t max_rereads, std::size_t lanes = 2) {
   auto plan = std::make_shared<const Plan>(std::vector<Segment>{{{{0, 0, 0, 0}}, {{0, 0}}, {}, kTotal}});
-  return std::make_shared<StreamRead>(ReadSpec{.peer = "peer", .plan = std::move(plan), .integrity = true,
+  return std::make_shared<AskedRead>(ReadSpec{.peer = "peer", .plan = std::move(plan), .integrity = true,
                                                .chunk_leaves = chunk_leaves, .max_rereads = max_rereads},
                                       nullptr, lanes);
 }
@@ -28,7 +28,7 @@ std::vector<std::uint64_t> digests(Stretch stretch, std::uint64_t salt = 0) {
   return made;
 }
 
-bool land(StreamRead& read, Stretch stretch, std::int64_t bad_leaf = -1) {
+bool land(AskedRead& read, Stretch stretch, std::int64_t bad_leaf = -1) {
   const auto theirs = digests(stretch);
   auto ours = theirs;
   const auto at = bad_leaf - stretch.begin / kLeafBytes;

@@ -1,4 +1,5 @@
-// Target side of the stream: one read, which all lanes to a peer bring in together, and what is still to be asked for.
+// Target side where the source is asked for bytes, stretch by stretch (stream, packed paths): one read, which all lanes
+// to a peer bring in together, and what is still to be asked for.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +12,17 @@
 #include <unordered_map>
 #include <vector>
 
+#include "digest.hpp"
 #include "read.hpp"
-#include "stream_wire.hpp"
 
 namespace kvlink {
+
+// Long enough that a system call's cost does not matter, short enough that it is hashed and copied while in the cache,
+// and that other reads need not wait long.
+inline constexpr std::int64_t kMaxAskBytes = 512 * 1024;
+inline constexpr std::size_t kMaxAskLeaves = kMaxAskBytes / kLeafBytes;
+// Asks unanswered on one lane. With the size above: what fills a pipe of 100 Gbit/s and half a millisecond.
+inline constexpr std::size_t kMaxAsks = 16;
 
 // Wire bytes [begin, end): whole chunks.
 struct Stretch {
@@ -22,11 +30,11 @@ struct Stretch {
   std::int64_t end;
 };
 
-// Shared by the engine's thread and all movers. A chunk of more than kMaxAskBytes is moved as several.
-class StreamRead final : public ActiveRead {
+// Shared by the engine's thread and all lanes' movers. A chunk of more than kMaxAskBytes is moved as several.
+class AskedRead : public ActiveRead {
  public:
   // `keep` is what must outlive the read; `lanes` is how many share it.
-  StreamRead(ReadSpec spec, std::shared_ptr<const void> keep, std::size_t lanes);
+  AskedRead(ReadSpec spec, std::shared_ptr<const void> keep, std::size_t lanes);
 
   // The next stretch to ask for: chunks to read again first.
   std::optional<Stretch> take();
@@ -67,18 +75,18 @@ class Demand {
   explicit Demand(std::size_t lanes) : lanes_(lanes) {}
 
   struct Ask {
-    std::shared_ptr<StreamRead> read;
+    std::shared_ptr<AskedRead> read;
     Stretch stretch;
   };
 
-  void add(std::shared_ptr<StreamRead> read);
+  void add(std::shared_ptr<AskedRead> read);
   // The next ask for a lane that waits for `unanswered` ones already. None: no more, or the rest is for other lanes.
   std::optional<Ask> take(std::size_t unanswered);
 
  private:
   const std::size_t lanes_;
   std::mutex mutex_;
-  std::deque<std::shared_ptr<StreamRead>> reads_;
+  std::deque<std::shared_ptr<AskedRead>> reads_;
 };
 
 }  // namespace kvlink

@@ -1,4 +1,4 @@
-#include "stream_read.hpp"
+#include "asked_read.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -11,7 +11,7 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 }  // namespace
 
 // A read that fits into few asks is cut so that every lane has some of it.
-StreamRead::StreamRead(ReadSpec spec, std::shared_ptr<const void> keep, std::size_t lanes)
+AskedRead::AskedRead(ReadSpec spec, std::shared_ptr<const void> keep, std::size_t lanes)
     : ActiveRead(std::move(spec)),
       keep_(std::move(keep)),
       chunk_bytes_(std::min(std::int64_t{spec_.chunk_leaves} * kLeafBytes, kMaxAskBytes)) {
@@ -19,7 +19,7 @@ StreamRead::StreamRead(ReadSpec spec, std::shared_ptr<const void> keep, std::siz
   ask_bytes_ = std::clamp(share, std::int64_t{1}, kMaxAskBytes / chunk_bytes_) * chunk_bytes_;
 }
 
-std::optional<Stretch> StreamRead::take() {
+std::optional<Stretch> AskedRead::take() {
   const std::lock_guard lock(mutex_);
   if (outcome_) return std::nullopt;
   if (!again_.empty()) {
@@ -34,25 +34,25 @@ std::optional<Stretch> StreamRead::take() {
   return stretch;
 }
 
-std::size_t StreamRead::left() const {
+std::size_t AskedRead::left() const {
   const std::lock_guard lock(mutex_);
   return outcome_ ? 0 : again_.size() + static_cast<std::size_t>(ceil_div(total() - taken_, ask_bytes_));
 }
 
-bool StreamRead::enter() {
+bool AskedRead::enter() {
   const std::lock_guard lock(mutex_);
   if (outcome_) return false;
   ++inside_;
   return true;
 }
 
-bool StreamRead::exit() {
+bool AskedRead::exit() {
   const std::lock_guard lock(mutex_);
   --inside_;
   return is_over();
 }
 
-bool StreamRead::landed(Stretch stretch, std::span<const std::uint64_t> theirs, std::span<const std::uint64_t> ours,
+bool AskedRead::landed(Stretch stretch, std::span<const std::uint64_t> theirs, std::span<const std::uint64_t> ours,
                         Duration hashing) {
   const std::lock_guard lock(mutex_);
   count_landed(stretch.end - stretch.begin);
@@ -74,27 +74,27 @@ bool StreamRead::landed(Stretch stretch, std::span<const std::uint64_t> theirs, 
   return !again_.empty();
 }
 
-void StreamRead::stop(Outcome outcome, std::string detail) {
+void AskedRead::stop(Outcome outcome, std::string detail) {
   const std::lock_guard lock(mutex_);
   ActiveRead::stop(outcome, std::move(detail));
 }
 
-bool StreamRead::stopped() const {
+bool AskedRead::stopped() const {
   const std::lock_guard lock(mutex_);
   return ActiveRead::stopped();
 }
 
-bool StreamRead::over() const {
+bool AskedRead::over() const {
   const std::lock_guard lock(mutex_);
   return is_over();
 }
 
-Completion StreamRead::completion() const {
+Completion AskedRead::completion() const {
   const std::lock_guard lock(mutex_);
   return ActiveRead::completion();
 }
 
-void Demand::add(std::shared_ptr<StreamRead> read) {
+void Demand::add(std::shared_ptr<AskedRead> read) {
   const std::lock_guard lock(mutex_);
   reads_.push_back(std::move(read));
 }

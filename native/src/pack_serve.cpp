@@ -1,0 +1,89 @@
+#include "pack_serve.hpp"
+
+#include <utility>
+
+namespace kvlink {
+
+PackServing::PackServing(Exposures& exposures, Packer& packer, std::string peer, Slots ring)
+    : exposures_(exposures), packer_(packer), peer_(std::move(peer)), ring_(std::move(ring)), taken_(ring_.count()) {}
+
+void PackServing::accept(const PackAsk& ask) {
+  const bool possible = ask.begin >= 0 && ask.begin % kLeafBytes == 0 && ask.begin < ask.end &&
+                        ask.end <= kMaxTransferBytes && ask.end - ask.begin <= ring_.slot_bytes();
+  if (!possible || ask.slot >= ring_.count()) {
+    throw ProtocolViolation("pack of bytes " + std::to_string(ask.begin) + " to " + std::to_string(ask.end) +
+                            " into slot " + std::to_string(ask.slot) + " of " + std::to_string(ring_.count()));
+  }
+  if (taken_[ask.slot]) throw ProtocolViolation("pack into slot " + std::to_string(ask.slot) + ", which is being packed");
+  taken_[ask.slot] = true;
+  works_.push_back(std::make_unique<Work>(Work{.ask = ask}));
+}
+
+// Answers go out in the order of the asks. While a device is at work on one, the next is begun.
+bool PackServing::step(Channel& channel) {
+  bool ran = false;
+  for (const auto& work : works_) {
+    if (work->reason) continue;
+    const auto step = advance(*work);
+    ran = step != PackJob::Step::waiting;
+    if (ran) break;
+  }
+  while (!works_.empty() && works_.front()->reason) {
+    Work& work = *works_.front();
+    taken_[work.ask.slot] = false;
+    channel.packed({work.ask.attempt, work.ask.begin, work.ask.slot, *work.reason,
+                    *work.reason == 0 ? work.leaves() : std::span<std::uint64_t>()});
+    works_.pop_front();
+  }
+  return ran;
+}
+
+PackJob::Step PackServing::advance(Work& work) {
+  if (!work.look) {
+    if (!work.exposure) {
+      auto found = exposures_.find_held(peer_, work.ask.attempt, Clock::now());
+      if (!found.exposure) {
+        end(work, static_cast<std::uint32_t>(found.reason));
+        return PackJob::Step::done;
+      }
+      work.exposure = std::move(found.exposure);
+    }
+    work.look = exposures_.look(*work.exposure, Clock::now());
+    if (!work.look) {
+      end(work, static_cast<std::uint32_t>(work.look.reason));
+      return PackJob::Step::done;
+    }
+    if (!work.job) begin(work);
+  }
+  const auto step = work.job->step();
+  if (step == PackJob::Step::waiting) return step;
+  if (step == PackJob::Step::done) {
+    if (work.ask.digests) {
+      exposures_.record(*work.exposure, static_cast<std::size_t>(work.ask.begin / kLeafBytes), work.leaves());
+    }
+    end(work, 0);
+  } else {
+    work.look = {};  // withdraw() need not wait for the next piece
+  }
+  return step;
+}
+
+void PackServing::begin(Work& work) {
+  const ExposureSpec& spec = Exposures::spec_of(*work.exposure);
+  const std::int64_t total = spec.plan->total_bytes();
+  if (work.ask.end > total || (work.ask.end % kLeafBytes != 0 && work.ask.end != total)) {
+    throw ProtocolViolation("pack of bytes up to " + std::to_string(work.ask.end) + " of attempt " +
+                            std::to_string(work.ask.attempt) + ", which has " + std::to_string(total));
+  }
+  work.job = packer_.gather({*spec.plan, work.ask.begin, work.ask.end, work.leaves()}, spec.regions,
+                            ring_.at(work.ask.slot));
+}
+
+void PackServing::end(Work& work, std::uint32_t reason) {
+  work.reason = reason;
+  work.job.reset();
+  work.look = {};
+  work.exposure.reset();
+}
+
+}  // namespace kvlink

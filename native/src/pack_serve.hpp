@@ -1,0 +1,62 @@
+// Source side of packed transfers with one peer: what it asks for is gathered into slots of the ring that is kept for it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "asked_read.hpp"
+#include "channel.hpp"
+#include "exposures.hpp"
+#include "packer.hpp"
+#include "staging.hpp"
+
+namespace kvlink {
+
+// The peer gets bytes only of an attempt that is exposed to it, inside that attempt's plan, and under its lease, which is
+// looked at anew for every piece of work. What is in the ring after a lease has ended are copies, made under it, and the
+// commit that is then refused makes them worth nothing. Used by the engine's thread.
+class PackServing {
+ public:
+  // `ring` is the transport's, which has told the peer of it.
+  PackServing(Exposures& exposures, Packer& packer, std::string peer, Slots ring);
+
+  // Takes the peer's ask; throws ProtocolViolation if it cannot be one, or is for a slot that was not answered yet.
+  void accept(const PackAsk& ask);
+  bool busy() const { return !works_.empty(); }
+  // A bounded piece of work, and the answers that are due; true if there may be more to do at once. Throws
+  // ProtocolViolation on an ask for what the plan does not have.
+  bool step(Channel& channel);
+
+ private:
+  // In the order of destruction, from the last: the job ends before the look, and that before the exposure.
+  struct Work {
+    PackAsk ask;
+    std::array<std::uint64_t, kMaxAskLeaves> digests{};
+    std::shared_ptr<Exposure> exposure = nullptr;
+    Exposures::Look look = {};
+    std::unique_ptr<PackJob> job = nullptr;
+    std::optional<std::uint32_t> reason = std::nullopt;  // once it is over; 0 if the slot is filled
+
+    std::span<std::uint64_t> leaves() {
+      return std::span(digests).first(ask.digests ? static_cast<std::size_t>(leaf_count(ask.end - ask.begin)) : 0);
+    }
+  };
+
+  PackJob::Step advance(Work& work);
+  void begin(Work& work);
+  static void end(Work& work, std::uint32_t reason);
+
+  Exposures& exposures_;
+  Packer& packer_;
+  const std::string peer_;
+  const Slots ring_;
+  std::vector<bool> taken_;   // slots that are to be answered
+  std::deque<std::unique_ptr<Work>> works_;
+};
+
+}  // namespace kvlink
