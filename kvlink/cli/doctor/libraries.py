@@ -68,7 +68,7 @@ def _rdma(usable: bool) -> Finding:
 def _settings() -> Iterator[Finding]:
     for setting in ucx_settings():
         check = f"ucx.{setting.name}"
-        facts = {"value": setting.value, "from_environment": setting.from_environment}
+        facts: dict[str, Fact] = {"value": setting.value, "from_environment": setting.from_environment}
         if not setting.from_environment:
             text = f"{setting.name}={setting.value}, set by KVLink: {setting.why}"
             yield Finding(check=check, severity="ok", text=text, facts=facts)

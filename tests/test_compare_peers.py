@@ -1,0 +1,49 @@
+"""`benchmarks/peers/compare.py` at a tiny size: it moves, compares every byte, and names who could not take part."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+COMPARE = Path(__file__).parent.parent / "benchmarks" / "peers" / "compare.py"
+TINY = ["--fragments", "64K", "--scenes", "tcp", "--rounds", "2", "--pool-mib", "16", "--move-mib", "4", "--json", "-"]
+
+
+def test_kvlink_takes_part_and_absent_peers_are_named():
+    run = subprocess.run(
+        [sys.executable, str(COMPARE), *TINY, "--peers-python", sys.executable, "--transports", "stream,nonsense"],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    record = json.loads(run.stdout)
+    (size,) = record["sizes"]
+    assert size["payload_bytes"] == 4 << 20
+    assert set(size["results"]) == {"kvlink stream-off", "kvlink stream-on"}
+    assert all(len(result["rounds_gb_s"]) == 2 for result in size["results"].values())
+    if size["ratios"]["best_peer"] is None:  # this environment has no peers, as usual
+        assert "ModuleNotFoundError" in size["absent"]["mooncake"]
+        assert "ModuleNotFoundError" in size["absent"]["nixl"]
+    assert "not measured" in run.stderr
+
+
+def test_a_wrong_byte_is_found(tmp_path):
+    script = f"""
+import sys; sys.path.insert(0, {str(COMPARE.parent)!r})
+from contender import Case, Content, Memory
+make = lambda side: Case(side=side, scene="tcp", fragment_bytes=4096, planes=4, blocks=100, settings={{}})
+source, target = Memory(make("source")), Memory(make("target"))
+for memory in (source, target): Content(memory.case, memory.planes).prepare()
+theirs, ours = [7, 3, 99], [0, 50, 2]
+for plane_a, plane_b in zip(source.planes, target.planes):
+    for a, b in zip(theirs, ours):
+        plane_b[b * 4096 : (b + 1) * 4096] = plane_a[a * 4096 : (a + 1) * 4096]
+target.planes[2][50 * 4096 + 4095] ^= 1
+content = Content(target.case, target.planes)
+print(content.wrong(theirs, ours), content.touched())
+target.planes[1][77 * 4096] ^= 1
+print(content.touched())
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.split() == ["1", "0", "1"]
