@@ -157,6 +157,20 @@ MAX_RETRY_PAUSE_SECONDS: Final = 5.0
 RETRY_HORIZON_SECONDS: Final = 600.0
 MAX_LEDGER_ENTRIES: Final = 65_536
 
+# --- cluster and planning -----------------------------------------------------------------------------------------
+ADAPTER_LOAD_SECONDS: Final = 1.0
+"""What routing expects the loading of an adapter to take."""
+POOL_PRESSED: Final = 1.0
+"""Pressure of a pool from which on it may take a worker from one that is idle."""
+POOL_IDLE: Final = 0.5
+"""Pressure of a pool up to which it may give a worker away."""
+MAX_TRACE_REQUESTS: Final = 1_000_000
+MAX_TRACE_LINE_BYTES: Final = 1024 * 1024
+MAX_PLAN_FILE_BYTES: Final = 64 * 1024 * 1024
+"""Of one result that `kvlink report` reads."""
+MAX_SIMULATED_WORKERS: Final = 1024
+
+assert POOL_IDLE < POOL_PRESSED, "a worker that has moved must not move back at once"
 assert LEAF_BYTES * MAX_CHUNK_LEAVES <= 64 * 1024 * 1024
 assert DEFAULT_CHUNK_LEAVES <= MAX_CHUNK_LEAVES
 assert 1 <= STREAM_LANES <= MAX_LANES

@@ -13,7 +13,7 @@ HOME = Path(kvlink.__file__).parent
 MAX_IMPORT_SECONDS = 0.2
 FRESH_INTERPRETERS = 5
 HEAVY = ("kvlink._native", "libucx", "numpy", "asyncio", "msgspec", "rich")
-OPTIONAL = ("torch", "cupy", "matplotlib")
+OPTIONAL = ("torch", "cupy", "matplotlib", "simpy")
 
 SPY = f"""
 import sys

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvlink import limits
+from kvlink.cluster.order import precedence
 
 Counts = tuple[int, ...]
 """Blocks, one number a pool."""
@@ -223,7 +224,10 @@ class Admission:
         demand = queued.demand
         held = self._tenants[demand.tenant].held
         share = max((part / total for part, total in zip(held, self._total, strict=True) if total), default=0.0)
-        return share >= 1 / len(self._tenants), -demand.priority, demand.deadline, queued.arrival
+        return precedence(
+            share=share, tenants=len(self._tenants), priority=demand.priority, deadline=demand.deadline,
+            arrival=queued.arrival,
+        )  # fmt: skip
 
     def _victim(self, newcomer: Demand) -> str:
         """Who leaves a queue too long: the last of the tenant that fills it, else of the newcomer's own (H3)."""

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
 import signal
-import sys
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
-
-import msgspec
-from rich.console import Console
 
 from kvlink.cli.bench import table
 from kvlink.cli.bench.blocks import check_memory, pool_blocks
@@ -28,7 +23,8 @@ from kvlink.cli.bench.report import Report
 from kvlink.cli.bench.screen import Screen
 from kvlink.cli.bench.serve import Lender, bench_secret, borrow, split_address
 from kvlink.cli.bench.workers import ChildWorker, LocalWorker, Worker, own_environment
-from kvlink.errors import CancelledError, ConfigError, KVLinkError
+from kvlink.cli.output import check_writable, write_result
+from kvlink.errors import CancelledError
 from kvlink.transports.faults import RandomFaults
 from kvlink.transports.loopback_fabric import LoopbackFabric
 
@@ -47,7 +43,7 @@ def run(options: Options) -> bool:
     if options.serve is not None:
         return _run_loop(_serve(options, options.serve))
     if options.json not in (None, "-"):
-        _check_writable(Path(options.json))
+        check_writable("--json", Path(options.json))
     pools = {name: pool_blocks(options.case, name) for name in get_args(SideName)}
     check_claims(options.case, pools["source" if options.case.flow == "fetch" else "target"])
     check_memory(options.case, ("source", "target") if options.connect is None else ("target",))
@@ -160,61 +156,10 @@ def _run_loop(work: Coroutine[Any, Any, T]) -> T:
         raise CancelledError("ended by a signal before it was done") from None
 
 
-def _check_writable(path: Path) -> None:
-    """Refuse a result file that cannot be written now rather than after the work.
-
-    Raises:
-        ConfigError: it cannot be opened for writing.
-    """
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        msg = f"--json {path} cannot be written: {error.strerror}"
-        raise ConfigError(msg) from error
-
-
 def _write(report: Report, destination: str | None) -> None:
-    """Write the file first: it is wanted whatever becomes of standard output.
+    """Write the result as JSON, as a table, or both.
 
     Raises:
         KVLinkError: the work is done, and its result could not be written.
     """
-    text = msgspec.json.format(msgspec.json.encode(report)).decode() + "\n"
-    if destination == "-":
-        with _output():
-            sys.stdout.write(text)
-        return
-    if destination is not None:
-        try:
-            Path(destination).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise KVLinkError(f"the result could not be written to --json {destination}: {error.strerror}") from error
-    with _output():
-        console = Console(markup=False)
-        with console.capture() as shown:  # a console that writes itself ends the process when its pipe breaks
-            table.show(report, console)
-        sys.stdout.write(shown.get())
-
-
-@contextlib.contextmanager
-def _output() -> Iterator[None]:
-    """Write to standard output, to the last byte.
-
-    Raises:
-        KVLinkError: it is closed, full, or nobody reads it.
-    """
-    if sys.stdout is None:  # what Python makes of a descriptor that was closed at its start
-        raise KVLinkError("the result could not be written to standard output: it is closed")
-    try:
-        yield
-        sys.stdout.flush()
-    except OSError as error:
-        _discard_output()
-        raise KVLinkError(f"the result could not be written to standard output: {error.strerror}") from error
-
-
-def _discard_output() -> None:
-    """Let what is left in the buffer go nowhere, or the interpreter fails on it again as it exits."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
+    write_result(report, destination, lambda console: table.show(report, console))

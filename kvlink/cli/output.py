@@ -1,0 +1,93 @@
+"""What a command leaves: files that can be written before the work begins, and standard output to the last byte."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from kvlink.errors import ConfigError, KVLinkError
+
+
+def check_writable(flag: str, path: Path) -> None:
+    """Refuse a result file that cannot be written now rather than after the work.
+
+    Args:
+        flag: that named it.
+        path: the file; it is made, empty, where there is none.
+
+    Raises:
+        ConfigError: it cannot be opened for writing.
+    """
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise ConfigError(f"{flag} {path} cannot be written: {error.strerror}") from error
+
+
+def write_file(flag: str, path: Path, data: bytes) -> None:
+    """Write a result.
+
+    Raises:
+        KVLinkError: the work is done, and its result could not be written.
+    """
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise KVLinkError(f"the result could not be written to {flag} {path}: {error.strerror}") from error
+
+
+def write_result(result: msgspec.Struct, destination: str | None, show: Callable[[Console], None]) -> None:
+    """Write a result as JSON to ``destination``, and for people to standard output unless ``destination`` is it.
+
+    The file comes first: it is wanted whatever becomes of standard output.
+
+    Args:
+        result: as JSON.
+        destination: a file, ``-`` for standard output, ``None`` for no JSON.
+        show: prints it for people.
+
+    Raises:
+        KVLinkError: the work is done, and its result could not be written.
+    """
+    text = msgspec.json.format(msgspec.json.encode(result)).decode() + "\n"
+    if destination == "-":
+        with standard_output():
+            sys.stdout.write(text)
+        return
+    if destination is not None:
+        write_file("--json", Path(destination), text.encode())
+    with standard_output():
+        console = Console(highlight=False, markup=False)
+        with console.capture() as shown:  # a console that writes itself ends the process when its pipe breaks
+            show(console)
+        sys.stdout.write(shown.get())
+
+
+@contextlib.contextmanager
+def standard_output() -> Iterator[None]:
+    """Write to standard output, to the last byte.
+
+    Raises:
+        KVLinkError: it is closed, full, or nobody reads it.
+    """
+    if sys.stdout is None:  # what Python makes of a descriptor that was closed at its start
+        raise KVLinkError("the result could not be written to standard output: it is closed")
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        _discard_output()
+        raise KVLinkError(f"the result could not be written to standard output: {error.strerror}") from error
+
+
+def _discard_output() -> None:
+    """Let what is left in the buffer go nowhere, or the interpreter fails on it again as it exits."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
