@@ -8,11 +8,11 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from kvlink import limits
-from kvlink.errors import ConfigError, LayoutError, UnavailableError
+from kvlink.errors import ConfigError, LayoutError, UnsupportedError
 from kvlink.layout import compare_identity, share_of
 from kvlink.memory import Caches
 from kvlink.plan import assign_legs, plan_leg
-from kvlink.relayout import move_local, native_plan
+from kvlink.relayout import Gpu, move_local, native_plan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +30,7 @@ def convert(  # noqa: PLR0913 - two sides and their blocks, and the range
     tokens: int,
     first_token: int | Sequence[int] = 0,
     threads: int | None = None,
+    stream: object = None,
 ) -> int:
     """Write the KV of some tokens from one cache into another, in the other's layout and element type.
 
@@ -40,16 +41,19 @@ def convert(  # noqa: PLR0913 - two sides and their blocks, and the range
     Blocking, and not cancellable. An error is raised before the first byte is written.
 
     Args:
-        source: a rank's cache, or those of all ranks of one engine. `Caches.from_tensors` takes NumPy arrays, CPU
-            tensors of torch, and whatever has ``__array_interface__``.
-        target: the same, in other memory.
+        source: a rank's cache, or those of all ranks of one engine. `Caches.from_tensors` takes NumPy arrays, torch
+            tensors, CuPy arrays, and whatever has ``__array_interface__`` or ``__cuda_array_interface__``.
+        target: the same, in other memory of the same device: of the host, or of one GPU.
         source_blocks: block ids, one list for each group of a source in order; entry i of a list holds the positions
             from ``i * block_size`` on. All ranks of an engine use the same lists.
         target_blocks: the same for the target.
         tokens: one past the last position.
         first_token: first position: one for all groups, or one for each of the source's.
         threads: at most this many CPUs work on it; ``None`` for those this process may use, up to
-            `limits.DEFAULT_MOVE_THREADS`.
+            `limits.DEFAULT_MOVE_THREADS`. Not on a GPU.
+        stream: on a GPU, the stream (its handle, or torch's or CuPy's) whose work so far comes first: what wrote the
+            source, and what still uses the target. Without it the caller has seen to both. What is launched after the
+            return, on any stream, sees what was written.
 
     Returns:
         Bytes read from the source.
@@ -59,10 +63,12 @@ def convert(  # noqa: PLR0913 - two sides and their blocks, and the range
         UnsupportedError: the source lacks something that the target holds, or a pair of types, scales or shardings
             would lose meaning silently.
         LayoutError: a block list or the range is impossible, or the two sides share memory.
-        UnavailableError: a cache lies on a GPU, whose kernels cannot be launched yet.
+        UnavailableError: the caches lie on a GPU, and there is no driver, or no NVRTC to compile its kernels with.
+        GpuError: the GPU's driver failed; the target's blocks hold anything.
         ConfigError: ``threads`` is not positive.
     """
     sources, targets = _ranks(source, "source"), _ranks(target, "target")
+    device = _device_of((*sources, *targets))
     workers = _threads(threads)
     for one, other in product(sources, targets):
         compare_identity(
@@ -85,8 +91,15 @@ def convert(  # noqa: PLR0913 - two sides and their blocks, and the range
             tokens=tokens,
         )
         plans.append((native_plan(plan), _regions(one), _regions(other)))
-    for native, read, written in plans:
-        move_local(native, read, written, threads=workers)
+    if device == "cpu":
+        for native, read, written in plans:
+            move_local(native, read, written, threads=workers)
+    else:
+        gpu = Gpu(device)
+        for native, _, _ in plans:
+            gpu.prepare(native)
+        for native, read, written in plans:
+            gpu.relayout(native, read, written, stream=stream)
     return sum(native.total_bytes for native, _, _ in plans)
 
 
@@ -94,22 +107,19 @@ def _ranks(caches: Caches | Sequence[Caches], side: str) -> tuple[Caches, ...]:
     ranks = (caches,) if isinstance(caches, Caches) else tuple(caches)
     if not ranks:
         raise LayoutError(f"no {side} cache is given; pass one, or all ranks of an engine", stage="convert")
-    for rank in ranks:
-        for owner in rank.keepalive:
-            _check_on_host(owner, rank, side)
     return ranks
 
 
-def _check_on_host(owner: object, rank: Caches, side: str) -> None:
-    """By what the owner of the memory says of itself: ``device`` is "cpu" in NumPy and torch, else names a GPU."""
-    device = getattr(owner, "device", "cpu")
-    kind = str(getattr(device, "type", device))
-    if kind != "cpu":
-        raise UnavailableError(
-            f"the {side} cache of {rank.spec.place} lies on {device}, and kvlink.convert runs on the CPU only: its GPU "
-            "kernels cannot be launched yet; copy the blocks to host memory first",
+def _device_of(ranks: Sequence[Caches]) -> str:
+    devices = {rank.device for rank in ranks}
+    if len(devices) > 1:
+        raise UnsupportedError(
+            f"the caches lie on {' and '.join(sorted(devices))}, and one device converts; copy one side to where the "
+            "other is, or move it with a link",
             stage="convert",
         )
+    (device,) = devices
+    return device
 
 
 def _check_apart(source: Caches, target: Caches) -> None:

@@ -8,6 +8,7 @@
     ├── MismatchError             two sides state different things about the same field
     ├── UnsupportedError          a pair that cannot be converted, refused by name
     ├── UnavailableError          the machine lacks something (exit code 3)
+    ├── GpuError                  the GPU's driver refused a call, or a kernel failed
     ├── ClosedError               the link is closed, or was used after a fork
     ├── WireError                 bytes from a peer or a file are not what they must be
     │   ├── FrameError            truncated, oversized or unframed
@@ -135,6 +136,12 @@ class UnavailableError(KVLinkError):
     """The machine lacks something; the message says what, and the remedy."""
 
     code = "unavailable"
+
+
+class GpuError(KVLinkError):
+    """The GPU's driver refused a call, or a kernel failed; the message has the call and the driver's own words."""
+
+    code = "gpu"
 
 
 class ClosedError(KVLinkError):

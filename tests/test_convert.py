@@ -6,7 +6,7 @@ from geometries import engine_specs, identity_of, rank_spec, scattered
 from number_cases import NUMPY, bits_of, expected
 
 import kvlink
-from kvlink.errors import ConfigError, LayoutError, MismatchError, UnavailableError, UnsupportedError
+from kvlink.errors import ConfigError, LayoutError, MismatchError, UnsupportedError
 from kvlink.layout import STANDARD_LAYOUTS, DType, standard_spec
 from kvlink.memory import PlaneKey
 
@@ -139,30 +139,8 @@ def test_whatever_has_an_array_interface_is_a_tensor():
     check([source], [filled(rank_spec("hnd", dtype=DType.BFLOAT16, engine="d"), 2)])
 
 
-class OnGpu(Interface):
-    device = "cuda:0"
-
-
-class OnlyCuda:
-    @property
-    def __cuda_array_interface__(self):
-        return {"version": 3}
-
-
 def blocks_for(caches):
     return [scattered(caches.spec, TOKENS, 1)]
-
-
-def test_memory_of_a_gpu_is_refused_by_name_until_kernels_are_launched():
-    spec = rank_spec("apart", dtype=DType.FLOAT16)
-    on_gpu, target = described(OnGpu, spec, 1), filled(rank_spec("hnd", dtype=DType.FLOAT16, engine="d"), 2)
-    for source, other in ((on_gpu, target), (target, on_gpu)):
-        with pytest.raises(UnavailableError, match=r"lies on cuda:0.*copy the blocks to host memory"):
-            kvlink.convert(
-                source, other, source_blocks=blocks_for(source), target_blocks=blocks_for(other), tokens=TOKENS
-            )
-    with pytest.raises(UnavailableError, match="OnlyCuda on a GPU"):
-        described(lambda _: OnlyCuda(), spec, 1)
 
 
 def refusals():

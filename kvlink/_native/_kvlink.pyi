@@ -187,6 +187,154 @@ def kernel_jobs(
         ValueError: elements are not at multiples of their size.
     """
 
+class CudaError(RuntimeError):
+    pass
+
+def cuda_device_of(library: str, address: int) -> int:
+    """Ordinal of the GPU whose memory this is; -1 for the host's."""
+
+class CudaGpu:
+    """
+    One GPU's primary context, held; and the kernels loaded. See kvlink.relayout.cuda.
+    """
+
+    def __init__(self, library: str, ordinal: int) -> None:
+        """
+        Raises:
+            Unavailable: no driver, or no such GPU.
+            CudaError: the driver's own word.
+        """
+
+    @property
+    def ordinal(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def arch(self) -> str:
+        """Such as sm_90."""
+
+    @property
+    def driver_version(self) -> int:
+        """13000 for CUDA 13.0."""
+
+    @property
+    def stand_in(self) -> bool:
+        """Whether the driver is a library for tests, and no GPU."""
+
+    def load(self, types: tuple[str, str] | None, image: bytes) -> None:
+        """Kernels of a conversion (source, target), or of copies."""
+
+    def loaded(self, types: tuple[str, str] | None) -> bool: ...
+
+class CudaMemory:
+    """Memory of a GPU; freed with the object."""
+
+    def __init__(self, gpu: CudaGpu, nbytes: int) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class CudaHostMemory:
+    """Pinned memory of the host; freed with the object."""
+
+    def __init__(self, gpu: CudaGpu, nbytes: int) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class CudaEvent:
+    """A point in a stream's work."""
+
+    def __init__(self, gpu: CudaGpu, timed: bool = False) -> None: ...
+    @property
+    def handle(self) -> int: ...
+    def done(self) -> bool: ...
+    def synchronize(self) -> None: ...
+    def seconds_since(self, start: CudaEvent) -> float: ...
+
+class CudaStream:
+    """
+    A stream that waits for no other unless told to. Handles are CUstream and
+    CUevent, which are cudaStream_t and cudaEvent_t.
+    """
+
+    def __init__(self, gpu: CudaGpu) -> None: ...
+    @property
+    def handle(self) -> int: ...
+    def record(self, event: CudaEvent) -> None: ...
+    def wait_event(self, event: int) -> None: ...
+    def wait_stream(self, stream: int) -> None:
+        """
+        What is queued here from now on comes after all that is queued there now.
+        """
+
+    def fence(self, stream: int) -> None:
+        """
+        What is queued there from now on comes after all that is queued here now.
+        """
+
+    def fill(self, address: int, value: int, nbytes: int) -> None: ...
+    def copy_to_device(
+        self,
+        address: int,
+        data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    ) -> None:
+        """The caller keeps `data` as it is until the stream is done."""
+
+    def copy_to_host(
+        self, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")], address: int
+    ) -> None: ...
+    def copy_on_device(self, target: int, source: int, nbytes: int) -> None: ...
+    def synchronize(self) -> None: ...
+
+class CudaMoment:
+    """
+    A moment of an engine's own GPU work, and an eventfd that tells when it has come.
+    """
+
+    def __init__(self, gpu: CudaGpu, event: int | None, stream: int | None, fd: int) -> None: ...
+    def passed(self) -> bool: ...
+
+def kernel_types(plan: Plan) -> list[tuple[str, str] | None]:
+    """
+    What a plan needs loaded: conversions (source, target), None for copies.
+    """
+
+class CudaPlan:
+    """A plan made ready for a GPU; kept until what it launched is done."""
+
+    @staticmethod
+    def relayout(
+        stream: CudaStream,
+        plan: Plan,
+        source_regions: Sequence[tuple[int, int]],
+        target_regions: Sequence[tuple[int, int]],
+        in_leaves: bool = False,
+    ) -> "std::unique_ptr<kvlink::CudaPlan, std::default_delete<kvlink::CudaPlan> >":
+        """
+        From region to region; launched whole unless made in leaves.
+
+        Raises:
+            ValueError: the plan leaves a region, or elements are not aligned.
+            CudaError: kernels are not loaded, or the driver's own word.
+        """
+
+    @staticmethod
+    def packed(
+        stream: CudaStream, plan: Plan, side: int, regions: Sequence[tuple[int, int]]
+    ) -> "std::unique_ptr<kvlink::CudaPlan, std::default_delete<kvlink::CudaPlan> >":
+        """
+        Between one side's regions (0 source, 1 target) and packed wire bytes. Raises as `relayout`.
+        """
+
+    def launch(self, stream: CudaStream, begin: int, end: int, packed: int = 0, digests: int = 0) -> None:
+        """
+        Wire bytes [begin, end), whole leaves; `packed` is where byte `begin` lies, `digests` receives 8 bytes a
+        leaf. Queued, not waited for.
+        """
+
 def completion_kinds() -> dict[str, int]:
     """Numbers of kvlink.transports.base.CompletionKind, by name."""
 

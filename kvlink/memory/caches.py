@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -18,6 +19,9 @@ from kvlink.memory.tensors import NamedAxes, Strided, TensorLike, name_axes, rea
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+_DEVICE: Final = re.compile(r"cpu|cuda:\d{1,4}")
 
 
 class PlaneKey(NamedTuple):
@@ -79,7 +83,8 @@ class _Exposed:
 class Caches:
     """Spec and addresses of one rank. ``regions[i]`` is where the spec's region i lies.
 
-    ``keepalive`` holds whatever owns the memory (tensors, pools) for as long as this object lives.
+    ``keepalive`` holds whatever owns the memory (tensors, pools) for as long as this object lives. ``device`` is where
+    all of it lies: ``"cpu"``, or one GPU by the driver's number, ``"cuda:0"``.
 
     Raises:
         LayoutError: the spec is impossible, or does not fit the regions.
@@ -88,12 +93,20 @@ class Caches:
     spec: CacheSpec
     regions: tuple[Region, ...]
     keepalive: tuple[object, ...] = field(default=(), repr=False, compare=False)
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         check_spec(self.spec)
         lengths = tuple(region.length for region in self.regions)
         if lengths != self.spec.region_bytes:
             raise LayoutError(f"region_bytes are {self.spec.region_bytes}, the regions given have {lengths}")
+        if not _DEVICE.fullmatch(self.device):
+            raise LayoutError(f"a cache lies on 'cpu' or on a GPU such as 'cuda:0', not on {self.device!r}")
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the CPU may touch the memory."""
+        return self.device == "cpu"
 
     @classmethod
     def standard(cls, spec: CacheSpec) -> Self:
@@ -115,7 +128,7 @@ class Caches:
         return cls(spec, regions, (pool,))
 
     @classmethod
-    def from_tensors(
+    def from_tensors(  # noqa: PLR0913 - an engine's tensors, what it says of them, and where they are
         cls,
         tensors: Mapping[PlaneKey, TensorLike],
         groups: Sequence[Group],
@@ -124,13 +137,15 @@ class Caches:
         *,
         axes: str | Mapping[str, str],
         absent: Collection[str] = (),
+        device: str | None = None,
     ) -> Self:
         """Describe an engine's tensors by their true strides; nothing is taken from a layout's name.
 
         Views of one storage become one region, registered once.
 
         Args:
-            tensors: NumPy arrays or torch tensors, by plane. A key without a kind names a tensor with several kinds.
+            tensors: NumPy arrays, torch tensors, CuPy arrays, or what else has their array interfaces, by
+                plane. A key without a kind names a tensor with several kinds.
             groups: what the engine says of each group (heads, channels, dtype, block size, blocks), without planes;
                 every tensor is held against it. Axis block counts tensor blocks, axis slot their slots (`Group.ratio`).
             identity: the model.
@@ -140,9 +155,11 @@ class Caches:
                 kinds share it. Such as ``"kv block slot head channel"`` or ``"block head slot (kv channel)"``. A state
                 of chunks times width is ``"block head channel slot"``, one without slots ``"block head channel"``.
             absent: names of groups of which this pipeline stage holds no layer; every other has tensors.
+            device: such as ``"cuda:0"``; needed only where tensors do not say it themselves.
 
         Raises:
-            LayoutError: a tensor is not what its group and axes say, a group has no tensor, or the whole is impossible.
+            LayoutError: a tensor is not what its group and axes say, a group has no tensor, tensors lie on several
+                devices, or the whole is impossible.
         """
         by_name = {group.name: group for group in groups}
         placed: list[_Placed] = []
@@ -150,16 +167,17 @@ class Caches:
             where = _name(key)
             group = _group_of(key, by_name)
             strided = read_strided(tensor, where)
+            device = _one_device(device, strided.device, where)
             named = name_axes(strided, axes if isinstance(axes, str) else _axes_of(key, axes), where)
             _check_tensor(group, strided, named, where)
             _check_elements(key, group, strided, named, where)
             planes = _planes_of(key, group, strided, named, where)
             placed += [replace(plane, writable=strided.writable) for plane in planes]
         _check_registered(placed, groups, absent)
-        return cls._assemble(placed, groups, identity, place, tuple(tensors.values()))
+        return cls._assemble(placed, groups, identity, place, tuple(tensors.values()), device or "cpu")
 
     @classmethod
-    def from_pointers(
+    def from_pointers(  # noqa: PLR0913 - an engine's memory, what it says of it, and where it is
         cls,
         planes: Mapping[PlaneKey, Span],
         groups: Sequence[Group],
@@ -168,6 +186,7 @@ class Caches:
         *,
         keepalive: Iterable[object] = (),
         absent: Collection[str] = (),
+        device: str = "cpu",
     ) -> Self:
         """Describe memory for which an engine gives addresses and strides. Spans that overlap become one region.
 
@@ -178,6 +197,7 @@ class Caches:
             place: the rank.
             keepalive: whatever owns the memory, if anything in this process does.
             absent: as in `from_tensors`.
+            device: where all of the memory lies, ``"cpu"`` or such as ``"cuda:0"``.
 
         Raises:
             LayoutError: a key has no kind or no group, or the whole is impossible.
@@ -194,7 +214,7 @@ class Caches:
             channels = key.first_channel, span.channels
             placed.append(_Placed(key, key.kind, span.address, strides, channels, (span.address, span.length)))
         _check_registered(placed, groups, absent)
-        return cls._assemble(placed, groups, identity, place, tuple(keepalive))
+        return cls._assemble(placed, groups, identity, place, tuple(keepalive), device)
 
     @classmethod
     def _assemble(
@@ -204,6 +224,7 @@ class Caches:
         identity: Identity,
         place: Place,
         keepalive: tuple[object, ...],
+        device: str,
     ) -> Self:
         regions = _merge(plane.storage for plane in placed)
         starts = [start for start, _ in regions]
@@ -235,7 +256,7 @@ class Caches:
             region_bytes=tuple(length for _, length in regions),
         )
         made = (Region(low, length, keepalive, index not in read_only) for index, (low, length) in enumerate(regions))
-        return cls(spec, tuple(made), keepalive)
+        return cls(spec, tuple(made), keepalive, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +368,15 @@ def _check_elements(key: PlaneKey, group: Group, tensor: Strided, axes: NamedAxe
             f"{where} holds {tensor.dtype_name} ({tensor.itemsize} bytes), groups.{group.name} states "
             f"{dtype.value} ({dtype.itemsize} bytes)"
         )
+
+
+def _one_device(stated: str | None, found: str, where: str) -> str:
+    """One rank has one device: kernels and streams are a device's."""
+    if not found and stated is None:
+        raise LayoutError(f"{where} does not say which GPU it lies on; state it: device='cuda:0'")
+    if found and stated not in (None, found):
+        raise LayoutError(f"{where} lies on {found}, the others (or `device`) on {stated}; a rank has one device")
+    return found or str(stated)
 
 
 def _group_of(key: PlaneKey, groups: Mapping[str, Group]) -> Group:

@@ -1,7 +1,8 @@
 """What a tensor says of itself: address, shape, true strides, and the storage it is a view of.
 
 NumPy arrays, and whatever else has one, answer by ``__array_interface__``; torch tensors, and whatever looks like one,
-by ``data_ptr()`` and ``stride()``. Neither library is imported for the other's sake.
+by ``data_ptr()`` and ``stride()``; arrays on a GPU by ``__cuda_array_interface__``. Neither library is imported for
+another's sake.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from kvlink.errors import LayoutError, UnavailableError
+from kvlink.errors import LayoutError
 from kvlink.layout import PlaneKind
 
 _AXES: Final = frozenset({"kv", "block", "slot", "head", "channel"})
 _NEEDED: Final = frozenset({"block", "channel"})
 _FUSED: Final = re.compile(r"\(([a-z_ ]+) channel\)$")
 """Kinds that share the channel axis, side by side."""
+_DLPACK_CUDA: Final = 2
 
 
 class _Storage(Protocol):
@@ -61,14 +63,24 @@ class ArrayLike(Protocol):
         """Address, shape, strides and element type."""
 
 
-TensorLike = np.ndarray[Any, np.dtype[Any]] | TorchLike | ArrayLike
+@runtime_checkable
+class CudaArrayLike(Protocol):
+    """What CuPy and others offer: https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Address, shape, strides and element type."""
+
+
+TensorLike = np.ndarray[Any, np.dtype[Any]] | TorchLike | ArrayLike | CudaArrayLike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strided:
     """One tensor, in bytes. ``storage``: address and length of the memory it is a view of.
 
-    ``writable`` is what NumPy says; a torch tensor always is.
+    ``writable`` is what NumPy says; a torch tensor always is. ``device`` is ``"cpu"``, ``"cuda:0"``, or ``""`` where
+    the tensor does not say which GPU.
     """
 
     address: int
@@ -78,6 +90,7 @@ class Strided:
     dtype_name: str
     storage: tuple[int, int]
     writable: bool = True
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,21 +107,17 @@ def read_strided(tensor: TensorLike, where: str) -> Strided:
 
     Raises:
         LayoutError: it is no tensor that is known here, or has a negative stride.
-        UnavailableError: it lies on a GPU and is not torch's.
     """
     if isinstance(tensor, np.ndarray):
         found = _read_numpy(tensor)
     elif isinstance(tensor, TorchLike):
         found = _read_torch(tensor)
-    elif hasattr(tensor, "__cuda_array_interface__"):
-        raise UnavailableError(
-            f"{where} is a {type(tensor).__name__} on a GPU, which cannot be described yet; pass it as a torch tensor "
-            "(torch.from_dlpack takes it without a copy)"
-        )
+    elif isinstance(tensor, CudaArrayLike):
+        found = _read_cuda_array(tensor)
     elif isinstance(tensor, ArrayLike):
         found = _read_numpy(np.asarray(tensor))
     else:
-        raise LayoutError(f"{where} is a {type(tensor).__name__}; pass a NumPy array or a torch tensor")
+        raise LayoutError(f"{where} is a {type(tensor).__name__}; pass a NumPy array, a torch tensor or a CuPy array")
     if any(stride < 0 for stride in found.strides):
         raise LayoutError(f"{where} has negative strides {found.strides}; pass it unflipped")
     return found
@@ -183,4 +192,35 @@ def _read_torch(tensor: TorchLike) -> Strided:
         itemsize=itemsize,
         dtype_name=str(tensor.dtype).rpartition(".")[2],
         storage=(storage.data_ptr(), storage.nbytes()),
+        device=str(getattr(tensor, "device", "cpu")),
     )
+
+
+def _read_cuda_array(tensor: CudaArrayLike) -> Strided:
+    """The storage is what this view reaches: the interface knows no other, and views that overlap are joined later."""
+    facts = tensor.__cuda_array_interface__
+    address, read_only = facts["data"]
+    dtype, shape = np.dtype(facts["typestr"]), tuple(facts["shape"])
+    strides = facts.get("strides")
+    if strides is None:
+        strides = tuple(int(np.prod(shape[axis + 1 :], dtype=np.int64)) * dtype.itemsize for axis in range(len(shape)))
+    reach = sum(max(0, count - 1) * max(0, stride) for count, stride in zip(shape, strides, strict=True))
+    return Strided(
+        address=address,
+        shape=shape,
+        strides=tuple(strides),
+        itemsize=dtype.itemsize,
+        dtype_name=dtype.name,
+        storage=(address, reach + dtype.itemsize),
+        writable=not read_only,
+        device=_dlpack_device(tensor),
+    )
+
+
+def _dlpack_device(tensor: object) -> str:
+    """``(2, n)`` is CUDA's device n: https://dmlc.github.io/dlpack/latest/c_api.html."""
+    ask = getattr(tensor, "__dlpack_device__", None)
+    if ask is None:
+        return ""
+    kind, ordinal = ask()
+    return f"cuda:{int(ordinal)}" if int(kind) == _DLPACK_CUDA else ""

@@ -1,11 +1,13 @@
 """Runs a plan on local memory.
 
-`local` copies, converts and digests natively, `nvrtc` compiles the same for GPUs, `fill` zeroes what a transfer leaves
+`local` copies, converts and digests on the CPU, `gpu` on a GPU, for which `nvrtc` compiles the kernels (kept by
+`kernel_cache`); `fill` zeroes what a transfer leaves
 uncovered, `digest` defines the digest scheme, `reference` is the slow walk that copies and digests are tested against.
 """
 
 from kvlink.relayout.digest import SCHEME, leaf_count, leaf_digests, root_digest
 from kvlink.relayout.fill import zero_uncovered
+from kvlink.relayout.gpu import Gpu
 from kvlink.relayout.local import (
     NativePlan,
     Side,
@@ -19,6 +21,7 @@ from kvlink.relayout.local import (
 
 __all__ = [
     "SCHEME",
+    "Gpu",
     "NativePlan",
     "Side",
     "digest_leaves",

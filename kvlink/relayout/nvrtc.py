@@ -7,6 +7,7 @@ or alone with ``pip install kvlink[cuda]``; it is opened by name when first used
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from functools import cache
 from importlib import util
 from pathlib import Path
@@ -38,14 +39,35 @@ def compile_kernels(arch: str, source: str | None = None, target: str | None = N
         UnavailableError: there is no NVRTC, or it does not know the architecture or is too old for the sources.
         UnsupportedError: a type that cannot be converted.
     """
-    options = [f"--gpu-architecture=compute_{arch.removeprefix('sm_')}", "--std=c++20", "--fmad=false"]
+    nvrtc = _library()
+    return _compile(nvrtc, _options(f"compute_{arch.removeprefix('sm_')}", source, target), "PTX")
+
+
+def compile_cubin(arch: str, source: str | None = None, target: str | None = None) -> bytes:
+    """Machine code of the kernels for one architecture, as `compile_kernels` else."""
+    return _compile(_library(), _options(arch, source, target), "CUBIN")
+
+
+def recipe(arch: str, source: str | None = None, target: str | None = None) -> str:
+    """A digest of all that decides what `compile_cubin` gives: the sources, the options, and which NVRTC it is.
+
+    Raises:
+        UnavailableError, UnsupportedError: as `compile_cubin`.
+    """
+    parts = [_version(_library()), *_options(arch, source, target)]
+    parts += [path.read_text() for path in (*sorted(_SOURCES.glob("*.hpp")), _SOURCES / _MAIN)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _options(arch: str, source: str | None, target: str | None) -> list[str]:
+    options = [f"--gpu-architecture={arch}", "--std=c++20", "--fmad=false"]
     if source is not None and target is not None:
         types = {name: in_kernels for name, _, in_kernels in _kvlink.element_types()}
         for name in (source, target):
             if name not in types:
                 raise UnsupportedError(f"{name} cannot be converted; element types are {', '.join(types)}")
         options += [f"-DKVLINK_SOURCE={types[source]}", f"-DKVLINK_TARGET={types[target]}"]
-    return _compile(_library(), options)
+    return options
 
 
 def nvrtc_version() -> str:
@@ -82,7 +104,7 @@ def _wheel_libraries(major: int) -> list[Path]:
     return found
 
 
-def _compile(nvrtc: ctypes.CDLL, options: list[str]) -> bytes:
+def _compile(nvrtc: ctypes.CDLL, options: list[str], form: str) -> bytes:
     headers = sorted(_SOURCES.glob("*.hpp"))
     texts = (ctypes.c_char_p * len(headers))(*[header.read_bytes() for header in headers])
     names = (ctypes.c_char_p * len(headers))(*[header.name.encode() for header in headers])
@@ -97,7 +119,7 @@ def _compile(nvrtc: ctypes.CDLL, options: list[str]) -> bytes:
                 f"NVRTC {_version(nvrtc)} cannot compile the kernels with {' '.join(options)}; use a CUDA that knows "
                 f"this GPU. It says: {log.decode(errors='replace').strip()}"
             )
-        return _text(nvrtc, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
+        return _text(nvrtc, getattr(nvrtc, f"nvrtcGet{form}Size"), getattr(nvrtc, f"nvrtcGet{form}"), program)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -109,7 +131,7 @@ def _text(
     _check(nvrtc, size_of(program, ctypes.byref(size)))
     text = ctypes.create_string_buffer(size.value)
     _check(nvrtc, read(program, text))
-    return text.value
+    return text.raw.rstrip(b"\0") if text.raw[:4] != b"\x7fELF" else text.raw
 
 
 def _version(nvrtc: ctypes.CDLL) -> str:

@@ -1,4 +1,4 @@
-// The Python face of the core: the one file that includes nanobind. It converts, checks and releases the GIL; it holds
+// The Python face of the core: with module_cuda.cpp, all that includes nanobind. It converts, checks and releases the GIL; it holds
 // no logic. Native code returns data and never calls Python. std::invalid_argument becomes ValueError.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -24,6 +24,7 @@
 
 #include "digest.hpp"
 #include "kernel_jobs.hpp"
+#include "module.hpp"
 #include "move.hpp"
 #include "plan.hpp"
 #include "stream_engine.hpp"
@@ -47,7 +48,6 @@ using Scales = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::c
 using ConversionTables =
     std::tuple<std::string, std::string, std::optional<Scales>, std::optional<Scales>, std::int64_t, int>;
 using SegmentTables = std::tuple<Table<4>, Table<2>, Table<3>, std::int64_t, std::optional<ConversionTables>>;
-using Regions = std::vector<std::pair<std::uintptr_t, std::int64_t>>;  // address, length
 
 // Rows of a table as structs of the same int64 fields.
 template <typename Row, ssize_t Columns>
@@ -56,13 +56,6 @@ std::vector<Row> rows_of(const Table<Columns>& table) {
   std::vector<Row> rows(table.shape(0));
   if (!rows.empty()) std::memcpy(rows.data(), table.data(), rows.size() * sizeof(Row));
   return rows;
-}
-
-Element element_of(const std::string& name) {
-  for (std::size_t i = 0; i < kElements.size(); ++i) {
-    if (name == kElements[i].name) return static_cast<Element>(i);
-  }
-  throw std::invalid_argument("no element type '" + name + "'");
 }
 
 std::vector<float> scales_of(const std::optional<Scales>& scales) {
@@ -80,19 +73,6 @@ std::optional<Conversion> conversion_of(const std::optional<ConversionTables>& t
 Side side_of(int side) {
   if (side != 0 && side != 1) throw std::invalid_argument("side must be 0 (source) or 1 (target)");
   return static_cast<Side>(side);
-}
-
-// Region addresses, after a check that the plan's side stays inside the regions' lengths.
-template <typename Byte>
-std::vector<Byte*> checked_regions(const Plan& plan, Side side, const Regions& regions) {
-  std::vector<std::int64_t> lengths;
-  std::vector<Byte*> bases;
-  for (const auto& [address, length] : regions) {
-    lengths.push_back(length);
-    bases.push_back(reinterpret_cast<Byte*>(address));
-  }
-  plan.check_bounds(side, lengths);
-  return bases;
 }
 
 // --- plan -----------------------------------------------------------------------------------------------------------
@@ -559,6 +539,7 @@ NB_MODULE(_kvlink, m) {
   kvlink::bind_digest(m);
   kvlink::bind_move(m);
   kvlink::bind_kernel_jobs(m);
+  kvlink::bind_cuda(m);
   kvlink::bind_engine(m);
   kvlink::bind_ucx(m);
   kvlink::bind_stream(m);

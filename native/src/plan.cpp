@@ -1,6 +1,7 @@
 #include "plan.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -98,6 +99,8 @@ std::int64_t stride_of(const Dim& dim, Side side) {
 const char* side_name(Side side) { return side == Side::source ? "source" : "target"; }
 
 Plan::Plan(std::vector<Segment> segments) {
+  static std::atomic<std::uint64_t> made{0};
+  id_ = ++made;
   parts_.reserve(segments.size());
   starts_.reserve(segments.size() + 1);
   starts_.push_back(0);

@@ -105,6 +105,8 @@ class Plan {
   explicit Plan(std::vector<Segment> segments);
 
   std::int64_t total_bytes() const { return starts_.back(); }
+  // Equal only for copies of one plan, for the life of the process: what is derived from a plan is kept under it.
+  std::uint64_t id() const { return id_; }
 
   // Throws std::invalid_argument, naming the region, unless every byte of `side` lies inside its region.
   void check_bounds(Side side, std::span<const std::int64_t> region_lengths) const;
@@ -155,6 +157,7 @@ class Plan {
   static Nest fold(const Segment& segment, Walk walk);
   void add_reach(const Segment& segment, Side side);
 
+  std::uint64_t id_;
   std::vector<Part> parts_;
   std::vector<std::int64_t> starts_;               // wire offset of each part, then the total
   std::array<std::vector<Reach>, 2> reach_;        // by Side: the furthest byte in each region, by region

@@ -7,13 +7,9 @@
 #include <stdexcept>
 #include <string>
 
-namespace kvlink {
+#include "unavailable.hpp"
 
-// The machine lacks something: the message says what, and the remedy.
-class Unavailable : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
+namespace kvlink {
 
 // UCX refused something we asked for.
 class UcxError : public std::runtime_error {

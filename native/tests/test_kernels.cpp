@@ -80,7 +80,7 @@ void leaves_are_digested_as_they_pass() {
     std::vector<std::uint64_t> expected(static_cast<std::size_t>(leaf_count(it.plan.total_bytes())));
     digest_leaves(it.plan, Side::source, sources, 0, expected);
     std::vector<std::uint64_t> leaves(expected.size());
-    kernels::LeafWork work{jobs.data(), leaves.data(), it.plan.total_bytes(), static_cast<std::uint32_t>(jobs.size()),
+    kernels::LeafWork work{jobs.data(), leaves.data(), it.plan.total_bytes(), {}, static_cast<std::uint32_t>(jobs.size()),
                            0, static_cast<std::uint32_t>(leaves.size()), static_cast<std::uint32_t>(elements)};
     kernels::digest_on_host<false>(it.conversion(), work, 2, 96);
     CHECK(leaves == expected);
@@ -103,7 +103,7 @@ void a_leaf_of_any_length_has_its_digest() {
     PartJobs part = part_jobs(plan, 0, address, address, 1);
     part.place({part.bases.data(), part.pieces.data(), nullptr, nullptr});
     std::uint64_t digest = 0;
-    const kernels::LeafWork work{part.jobs.data(), &digest, bytes, 1, 0, 1, 1};
+    const kernels::LeafWork work{part.jobs.data(), &digest, bytes, {}, 1, 0, 1, 1};
     kernels::hash_leaves<kernels::NoType, kernels::NoType, false>(work, leaf.get(), {0, 1, 0, 64});
     CHECK(digest == hash_variants().front().xxh3_64(data.data(), static_cast<std::size_t>(bytes)));
   }

@@ -58,8 +58,8 @@ class Device:
         leaves = leaf_count(plan.total_bytes)
         digests = self.memory.allocate(bytes(8 * leaves))
         work = struct.pack(
-            "<QQqIIII", self.memory.allocate(jobs), digests, plan.total_bytes, len(jobs) // _kvlink.JOB_BYTES,
-            0, leaves, elements,
+            "<QQqqqIIII", self.memory.allocate(jobs), digests, plan.total_bytes, 0, 0,
+            len(jobs) // _kvlink.JOB_BYTES, 0, leaves, elements,
         )  # fmt: skip
         name = "kvlink_move_and_digest" if moves else "kvlink_digest"
         run(module_for(conversion_of(plan.segments[0]))[name], self.memory, work, blocks, threads)

@@ -37,6 +37,13 @@ __device__ void hash_in_shared_memory(const LeafWork& work) {
 
 #define KVLINK_KERNEL extern "C" __global__ void __launch_bounds__(kThreads)
 
+// A module tells which conversion it holds by the name of a symbol: kvlink_types_Source_to_Target.
+#if defined(KVLINK_SOURCE)
+#define KVLINK_JOIN(source, target) kvlink_types_##source##_to_##target
+#define KVLINK_NAME(source, target) KVLINK_JOIN(source, target)
+extern "C" __device__ unsigned char KVLINK_NAME(KVLINK_SOURCE, KVLINK_TARGET) = 1;
+#endif
+
 KVLINK_KERNEL kvlink_move_1(const __grid_constant__ Job job) { move_items<1>(job); }
 KVLINK_KERNEL kvlink_move_2(const __grid_constant__ Job job) { move_items<2>(job); }
 KVLINK_KERNEL kvlink_move_4(const __grid_constant__ Job job) { move_items<4>(job); }

@@ -29,6 +29,11 @@ using int64_t = long long;
 #define KVLINK_ROLLED
 #endif
 
+// Where the bytes at an address are for this code. A test that stands in for a GPU has them elsewhere, and checks.
+#ifndef KVLINK_MEMORY
+#define KVLINK_MEMORY(address, bytes) (address)
+#endif
+
 // A file that is compiled once per instruction set names its own namespace: the linker keeps one copy of an inline
 // function, and that must not be another instruction set's.
 #ifndef KVLINK_KERNELS

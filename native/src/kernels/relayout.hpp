@@ -43,7 +43,7 @@ struct Job {
   uint32_t scale_start;         // column of that dimension's first step
   Divisor piece_count;
   Divisor run_items;
-  uint32_t reserved;
+  uint32_t first_item;          // what is done are `items` from here on; 0 for work of leaves
   JobDim dims[kMaxDims];
 };
 
@@ -98,7 +98,7 @@ KVLINK_FN Word<bytes> load(int64_t address) {
     return word;
   }
 #endif
-  word = *reinterpret_cast<const Word<bytes>*>(address);
+  word = *reinterpret_cast<const Word<bytes>*>(KVLINK_MEMORY(address, bytes));
   return word;
 }
 
@@ -110,7 +110,7 @@ KVLINK_FN void store(int64_t address, const Word<bytes>& word) {
     return;
   }
 #endif
-  *reinterpret_cast<Word<bytes>*>(address) = word;
+  *reinterpret_cast<Word<bytes>*>(KVLINK_MEMORY(address, bytes)) = word;
 }
 
 // What happens to an item. `source_bytes` and `target_bytes` are powers of two up to 16.
@@ -213,7 +213,7 @@ KVLINK_FN void relayout(const Job& job, const Turn& turn) {
       const uint64_t item = begin + static_cast<uint64_t>(u) * turn.threads + turn.thread;
       places[u].address.target = 0;
       if (item < job.items) {
-        places[u] = place_of<Op>(job, static_cast<uint32_t>(item));
+        places[u] = place_of<Op>(job, job.first_item + static_cast<uint32_t>(item));
         words[u] = load<Op::source_bytes>(places[u].address.source);
       }
     }
@@ -242,6 +242,7 @@ struct LeafWork {
   const Job* jobs;
   uint64_t* digests;    // [leaves]
   int64_t total_bytes;  // of the wire
+  Pair shift;           // added to every address: where a packed side lies this time
   uint32_t job_count;
   uint32_t first_leaf;
   uint32_t leaves;
@@ -265,7 +266,9 @@ KVLINK_FN void pass_items(const LeafWork& work, Leaf* leaf, const LeafTurn& turn
     const int64_t job_end = job.wire_begin + job.items * step;
     const int64_t high = turn.end < job_end ? turn.end : job_end;
     KVLINK_ROLLED for (int64_t at = low + turn.thread * step; at < high; at += turn.threads * step) {
-      const Place place = place_of<Op>(job, static_cast<uint32_t>((at - job.wire_begin) / step));
+      Place place = place_of<Op>(job, static_cast<uint32_t>((at - job.wire_begin) / step));
+      place.address.source += work.shift.source;
+      place.address.target += work.shift.target;
       const Word<Op::source_bytes> word = load<Op::source_bytes>(place.address.source);
       *reinterpret_cast<Word<Op::source_bytes>*>(reinterpret_cast<char*>(leaf->words) + (at - turn.begin)) = word;
       if constexpr (moves) store<Op::target_bytes>(place.address.target, result_of<Op>(job, place, word));
