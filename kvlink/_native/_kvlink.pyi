@@ -312,7 +312,7 @@ class CudaPlan:
         source_regions: Sequence[tuple[int, int]],
         target_regions: Sequence[tuple[int, int]],
         in_leaves: bool = False,
-    ) -> "std::unique_ptr<kvlink::CudaPlan, std::default_delete<kvlink::CudaPlan> >":
+    ) -> CudaPlan:
         """
         From region to region; launched whole unless made in leaves.
 
@@ -322,9 +322,7 @@ class CudaPlan:
         """
 
     @staticmethod
-    def packed(
-        stream: CudaStream, plan: Plan, side: int, regions: Sequence[tuple[int, int]]
-    ) -> "std::unique_ptr<kvlink::CudaPlan, std::default_delete<kvlink::CudaPlan> >":
+    def packed(stream: CudaStream, plan: Plan, side: int, regions: Sequence[tuple[int, int]]) -> CudaPlan:
         """
         Between one side's regions (0 source, 1 target) and packed wire bytes. Raises as `relayout`.
         """
