@@ -42,7 +42,7 @@ def _run(arguments: argparse.Namespace) -> bool:
         return layout.run(arguments)
     if arguments.command == "doctor":
         return doctor.run(arguments)
-    return bench.run(options.parse(arguments))
+    return bench.run(arguments)
 
 
 def exit_code(error: KVLinkError) -> int:

@@ -44,12 +44,31 @@ def run(options: Options) -> bool:
         return _run_loop(_serve(options, options.serve))
     if options.json not in (None, "-"):
         check_writable("--json", Path(options.json))
+    report = run_case(options)
+    write_result(report, options.json, partial(table.show, report))
+    return report.verified
+
+
+def check_case(options: Options) -> None:
+    """Refuse what cannot be run before anything is started.
+
+    Raises:
+        ConfigError: a claim or a pool would be too large.
+        UnavailableError: there is not enough memory.
+    """
     pools = {name: pool_blocks(options.case, name) for name in get_args(SideName)}
     check_claims(options.case, pools["source" if options.case.flow == "fetch" else "target"])
     check_memory(options.case, ("source", "target") if options.connect is None else ("target",))
-    report = _run_loop(_conduct(options))
-    _write(report, options.json)
-    return report.verified
+
+
+def run_case(options: Options) -> Report:
+    """Run one case to its end.
+
+    Raises:
+        As `run`.
+    """
+    check_case(options)
+    return _run_loop(_conduct(options))
 
 
 async def _serve(options: Options, address: str) -> bool:
@@ -154,12 +173,3 @@ def _run_loop(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(main())
     except asyncio.CancelledError:
         raise CancelledError("ended by a signal before it was done") from None
-
-
-def _write(report: Report, destination: str | None) -> None:
-    """Write the result as JSON, as a table, or both.
-
-    Raises:
-        KVLinkError: the work is done, and its result could not be written.
-    """
-    write_result(report, destination, lambda console: table.show(report, console))

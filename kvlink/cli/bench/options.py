@@ -52,6 +52,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add_sides(parser.add_argument_group("the two engines"))
     _add_run(parser.add_argument_group("how it is run"))
     _add_machines(parser.add_argument_group("two machines"))
+    _add_series(parser.add_argument_group("many benches in one"))
 
 
 def _add_workload(group: argparse._ArgumentGroup) -> None:
@@ -112,6 +113,20 @@ def _add_machines(group: argparse._ArgumentGroup) -> None:
     exclusive.add_argument("--connect", metavar="HOST:PORT", help="run the target half against a serving source half")
     group.add_argument(
         "--open", action="store_true", help="no secret between the two (else KVLINK_SECRET or KVLINK_SECRET_FILE)"
+    )
+
+
+def _add_series(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--sweep",
+        metavar="NAME=LOW:HIGH",
+        help="run at LOW and its doublings up to HIGH: tokens, run-bytes (by the block size) or concurrency",
+    )
+    group.add_argument("--repeat", type=int, default=1, metavar="N", help="run everything N times (%(default)s)")
+    group.add_argument("--csv", metavar="FILE", help="write one row a run; - is standard output")
+    group.add_argument("--html", metavar="FILE", help="write a page that needs nothing else: tables, chart, machine")
+    group.add_argument(
+        "--plot", metavar="FILE.png", help="draw bandwidth against size, with the limit (pip install kvlink[plot])"
     )
 
 

@@ -109,6 +109,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that a rank spent in one phase of a request."""
 
     p50: float
+    p95: float
     p99: float
 
 
@@ -168,13 +169,15 @@ def make_report(case: Case, tally: Tally, opened: m.Opened, runs: Runs, limit: t
         throughput_gb_s=Spread(median=median(rates), min=min(rates, default=0.0), max=max(rates, default=0.0)),
         cpu_seconds_per_gb=PerSide(source=source_cpu, target=target_cpu),
         latency_s=Latency(p50=percentile(latencies, 50), p95=percentile(latencies, 95), p99=percentile(latencies, 99)),
-        phases_s={
-            name: Phase(p50=percentile(tally.phase(name), 50), p99=percentile(tally.phase(name), 99)) for name in PHASES
-        },
+        phases_s={name: _phase(tally.phase(name)) for name in PHASES},
         limit=_limit(tally, *limit),
         fraction_of_limit=median(pair.fraction for pair in tally.pairs) if tally.pairs else None,
         cold=_cold(tally),
     )
+
+
+def _phase(seconds: list[float]) -> Phase:
+    return Phase(p50=percentile(seconds, 50), p95=percentile(seconds, 95), p99=percentile(seconds, 99))
 
 
 def _environment(opened: m.Opened) -> Environment:

@@ -42,7 +42,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         ("cold", _cold(report.cold)),
     ]
     rows += [
-        ("  " + name, f"{_ms(phase.p50)} p50, {_ms(phase.p99)} p99")
+        ("  " + name, f"{_ms(phase.p50)} p50, {_ms(phase.p95)} p95, {_ms(phase.p99)} p99")
         for name, phase in report.phases_s.items()
         if phase.p99 > 0
     ]

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
+from functools import partial
 from pathlib import Path
 
-import msgspec
-from rich.console import Console
-
 from kvlink.cli.doctor.findings import DoctorReport, make_report
+from kvlink.cli.output import check_writable, write_result
 from kvlink.config import Config
-from kvlink.errors import ConfigError, UnavailableError
+from kvlink.errors import UnavailableError
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,11 +38,12 @@ def run(arguments: argparse.Namespace) -> bool:
         ConfigError: the configuration, or an argument, is wrong.
         UnavailableError: KVLink cannot work here; says what is missing and the remedy.
     """
+    from kvlink.cli.doctor.table import show  # noqa: PLC0415 - other commands need not load it
+
+    if arguments.json not in (None, "-"):
+        check_writable("--json", Path(arguments.json))
     report = asyncio.run(examine(Config.load(), measured=not arguments.no_measure))
-    if arguments.json != "-":
-        show_report(report)
-    if arguments.json is not None:
-        _write(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n", arguments.json)
+    write_result(report, arguments.json, partial(show, report))
     for finding in report.findings:
         if finding.severity == "fatal":
             raise UnavailableError(f"{finding.text}; {finding.remedy}")
@@ -62,21 +61,3 @@ async def examine(config: Config, *, measured: bool) -> DoctorReport:
     if measured:
         findings += await speed.measure(config)
     return make_report(findings, time.monotonic() - start)
-
-
-def show_report(report: DoctorReport) -> None:
-    """Print it as a table."""
-    from kvlink.cli.doctor.table import show  # noqa: PLC0415 - see above
-
-    show(report, Console(highlight=False))
-
-
-def _write(data: bytes, file: str) -> None:
-    if file == "-":
-        sys.stdout.write(data.decode())
-        return
-    try:
-        Path(file).write_bytes(data)
-    except OSError as error:
-        msg = f"--json {file} cannot be written: {error.strerror}"
-        raise ConfigError(msg) from error

@@ -28,7 +28,7 @@ def show(report: DoctorReport, console: Console) -> None:
     console.print(table)
     advised = [finding for finding in report.findings if finding.remedy is not None]
     if advised:
-        console.print("\n[bold]What to do[/bold]")
+        console.print(Text("\nWhat to do", style="bold"))
     for finding in advised:
         console.print(_advice(finding))
     console.print(Text(f"\n{_verdict(report)} ({report.seconds:.1f} s)", style="bold"))
