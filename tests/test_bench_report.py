@@ -97,7 +97,7 @@ def test_the_object_has_exactly_the_keys_that_scripts_rely_on():
     for key, inner in KEYS.items():
         if inner is not None:
             assert list(made[key]) == inner, key
-    assert all(list(phase) == ["p50", "p99"] for phase in made["phases_s"].values())
+    assert all(list(phase) == ["p50", "p95", "p99"] for phase in made["phases_s"].values())
     for side in ("source", "target"):
         assert list(made["case"][side]) == ["tp", "pp", "block_size", "layout", "dtype"]
     assert made["schema"] == "kvlink.bench/1"
@@ -115,7 +115,7 @@ def test_the_numbers_are_warm_medians_and_the_fraction_is_of_pairs():
     assert made["bytes_per_request"] == 200 * 32 * 2 * 8 * 128 * 2
     assert made["case"]["tokens"] == 200
     assert made["phases_s"]["wire"]["p99"] == pytest.approx(0.25, rel=0.1)
-    assert made["phases_s"]["gather"] == {"p50": 0, "p99": 0}
+    assert made["phases_s"]["gather"] == {"p50": 0, "p95": 0, "p99": 0}
 
 
 @pytest.mark.parametrize(
