@@ -28,6 +28,7 @@ from kvlink.cli.bench.content import SOURCE_CANARY, TARGET_CANARY, CacheContent
 from kvlink.errors import KVLinkError
 from kvlink.layout import DType, standard_spec
 from kvlink.memory import Region
+from kvlink.observe import Event, PeerDisconnected
 
 PAGE: Final = mmap.PAGESIZE
 MAX_LINE: Final = 1 << 24
@@ -68,11 +69,15 @@ def map_regions(file: Path, lengths: Sequence[int]) -> list[np.ndarray]:
 
 
 class RankProcess:
-    """A process that hosts one rank; `open` gives it a cache and a link, again and again if need be."""
+    """A process that hosts one rank; `open` gives it a cache and a link, again and again if need be.
 
-    def __init__(self) -> None:
+    Args:
+        inside: a command that runs what follows it somewhere else, such as a network namespace, in its own place.
+    """
+
+    def __init__(self, inside: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__, str(os.getpid())],
+            [*inside, sys.executable, __file__, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -136,6 +141,10 @@ class RankProcess:
             while (ended := await self.ended(key)) is None:
                 await asyncio.sleep(0.02)
         return ended
+
+    async def lost_at(self) -> list[float]:
+        """When it noticed that a peer was gone, each time, by the monotonic clock."""
+        return await self.call("lost_at")
 
     async def blocks_out(self) -> dict[str, int]:
         """`MemoryStats` over there, without what the engine has been handed, and zeros left out."""
@@ -204,16 +213,19 @@ class Served:
         self._link: Link | None = None
         self._parts: dict[str, Part] = {}
         self._ended: dict[str, Ended] = {}
+        self._lost_at: list[float] = []
 
     async def open(self, file: str, spec: dict[str, Any], settings: dict[str, Any]) -> dict[str, str]:
         if self._link is not None:
             await self._link.close(0)
         self._parts.clear()
         self._ended.clear()
+        self._lost_at.clear()
         cache = msgspec.convert(spec, CacheSpec)
         arrays = map_regions(Path(file), cache.region_bytes)
         regions = tuple(Region(array.ctypes.data, array.size, array) for array in arrays)
         self._link = await open_link(Config(**settings), Caches(cache, regions))
+        self._link.events.subscribe(self._on_event)
         return {"card": self._link.card.hex(), "address": self._link.address}
 
     def publish(self, params: dict[str, Any]) -> None:
@@ -231,6 +243,9 @@ class Served:
     def ended(self, key: str) -> Ended | None:
         return self._ended.get(key)
 
+    def lost_at(self) -> list[float]:
+        return self._lost_at
+
     def memory(self) -> dict[str, int]:
         assert self._link is not None
         return msgspec.to_builtins(self._link.stats().memory)
@@ -246,6 +261,10 @@ class Served:
     def _keep(self, part: Part) -> None:
         self._parts[part.key] = part
         part.when_ended(self._on_end)
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, PeerDisconnected):
+            self._lost_at.append(event.at_seconds)
 
     def _on_end(self, part: Part) -> None:
         assert part.result is not None
