@@ -135,6 +135,9 @@ BRIDGE_TURNS: Final = 8
 """Turns of the loop in one poll of a bridge without a thread: a message on its way through tasks takes several."""
 SOURCE_WORD_SECONDS: Final = 0.25
 """How long a target whose read the source refused waits to be told why."""
+LAST_WORD_TURNS: Final = 3
+"""Turns of the loop between a transport's news of a lost peer or lease and its effect: what the peer said last, and is
+here already, comes first."""
 REDIAL_SECONDS: Final = 2.0
 """How long a lost connection is redialled before the machines hear of a lost peer."""
 REDIAL_PAUSE_SECONDS: Final = 0.1

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -456,6 +456,10 @@ async def open_driver(
     drivers: list[Driver] = []
 
     def on_event(completion: Completion) -> None:
+        """The channel's end and the peer's last word on control may be found in one turn: the word comes first (A7)."""
+        _after_turns(limits.LAST_WORD_TURNS, partial(heed, completion))
+
+    def heed(completion: Completion) -> None:
         if not drivers:
             return
         if completion.kind is CompletionKind.PEER_LOST:
@@ -484,6 +488,15 @@ async def open_driver(
         driver.set_siblings(siblings)
     tasks.start(listener.serve(driver.source.accepted), "serve")
     return driver
+
+
+def _after_turns(turns: int, act: Callable[[], None]) -> None:
+    """Call ``act`` once the loop has taken in what is here already, and what follows from it."""
+    loop = asyncio.get_running_loop()
+    if turns:
+        loop.call_soon(_after_turns, turns - 1, act)
+    else:
+        act()
 
 
 def _close_all(pumps: Iterable[Pump]) -> None:
