@@ -187,8 +187,8 @@ LeaseAnswer Engine::withdraw(const std::string& peer, AttemptId attempt) {
 
 std::uint64_t Engine::read(ReadSpec spec) {
   const auto link = require_link(spec.peer);
-  if (spec.plan->converts()) {
-    throw std::invalid_argument("the plan converts elements, and this transport lands bytes as they come");
+  if (spec.plan->converts() && !spec.plan->cuts_no_element()) {
+    throw std::invalid_argument("the plan converts elements that leaves cut: put segments of larger elements first");
   }
   spec.plan->check_bounds(Side::target, local_->lengths);
   const std::lock_guard lock(link->mutex);

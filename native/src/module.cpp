@@ -191,6 +191,7 @@ nb::bytes py_digest_leaves(const Plan& plan, int side, const Regions& regions, s
 
 void bind_digest(nb::module_& m) {
   m.attr("LEAF_BYTES") = kLeafBytes;
+  m.attr("SLOT_BYTES") = kSlotBytes;
   m.def(
       "hash_variants", [] { return names_of(hash_variants()); },
       "Instruction sets this CPU can hash with, fastest (the default) first.");
@@ -351,12 +352,11 @@ EngineLimits limits_of(const LimitSeconds& seconds, std::size_t max_reads) {
 }
 
 std::uint64_t engine_read(Engine& engine, const std::string& peer, AttemptId attempt, const Plan& plan,
-                          bool integrity, std::uint32_t chunk_leaves, std::uint32_t max_rereads) {
+                          bool integrity, std::uint32_t chunk_leaves, std::uint32_t max_rereads, bool packed) {
   if (chunk_leaves == 0) throw std::invalid_argument("chunk_leaves must be positive");
-  if (plan.converts()) throw std::invalid_argument("gets cannot convert; read a plan that copies");
   nb::gil_scoped_release release;
   return engine.read({.peer = peer, .attempt = attempt, .plan = copy_of(plan), .integrity = integrity,
-                      .chunk_leaves = chunk_leaves, .max_rereads = max_rereads});
+                      .chunk_leaves = chunk_leaves, .max_rereads = max_rereads, .packed = packed});
 }
 
 std::vector<CompletionTuple> engine_poll(Engine& engine, std::size_t limit) {
@@ -423,7 +423,8 @@ void bind_engine(nb::module_& m) {
              return {answer.held, answer.root};
            },
            "peer"_a, "attempt"_a, "As `lease`, for the last time.")
-      .def("read", &engine_read, "peer"_a, "attempt"_a, "plan"_a, "integrity"_a, "chunk_leaves"_a, "max_rereads"_a)
+      .def("read", &engine_read, "peer"_a, "attempt"_a, "plan"_a, "integrity"_a, "chunk_leaves"_a, "max_rereads"_a,
+           "packed"_a = false, "`packed`: the source is to pack the bytes, where the transport can do both.")
       .def("cut_off", &Engine::cut_off, "peer"_a, "attempt"_a)
       .def("poll", &engine_poll, "limit"_a, "Completions as tuples of kvlink.transports.base.Completion's fields.")
       .def("fileno", &Engine::fileno)
@@ -434,14 +435,21 @@ void bind_engine(nb::module_& m) {
 
 // --- ucx ------------------------------------------------------------------------------------------------------------
 
+using StagingBounds = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;
+
 void init_ucx(UcxEngine* self, const std::string& libucp, const std::optional<std::string>& tls,
               const LimitSeconds& seconds, std::size_t max_reads, double cut_off_grace_seconds,
-              std::uint32_t max_gets_per_read) {
+              std::uint32_t max_gets_per_read, const StagingBounds& staging) {
+  const auto [ring_slots, max_rings, staging_slots] = staging;
+  if (ring_slots < 1 || max_rings < 1 || staging_slots < 1) throw std::invalid_argument("slots must be positive");
   UcxSettings settings{.limits = limits_of(seconds, max_reads),
                        .libucp = libucp,
                        .tls = tls,
                        .cut_off_grace = duration_of(cut_off_grace_seconds),
-                       .max_gets_per_read = max_gets_per_read};
+                       .max_gets_per_read = max_gets_per_read,
+                       .ring_slots = ring_slots,
+                       .max_rings = max_rings,
+                       .staging_slots = staging_slots};
   nb::gil_scoped_release release;
   new (self) UcxEngine(std::move(settings));
 }
@@ -450,8 +458,11 @@ void bind_ucx(nb::module_& m) {
   using released = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<UcxEngine, Engine>(m, "UcxEngine", "Two UCX workers and their thread; see kvlink.transports.ucx.")
       .def("__init__", &init_ucx, "libucp"_a, "tls"_a.none(), "seconds"_a, "max_reads"_a, "cut_off_grace_seconds"_a,
-           "max_gets_per_read"_a,
-           (std::string(kLimitSeconds) + "Raises:\n    Unavailable: no UCX to load.\n    RuntimeError: UCX's own word.").c_str())
+           "max_gets_per_read"_a, "staging"_a,
+           (std::string(kLimitSeconds) +
+            "`staging` bounds the packed path: slots of one peer's ring, rings, slots that our own gets fill.\n\n"
+            "Raises:\n    Unavailable: no UCX to load.\n    RuntimeError: UCX's own word.")
+               .c_str())
       .def_prop_ro("ucx_version", [](const UcxEngine& engine) { return engine.context().api().version; })
       .def_prop_ro("ucx_path", [](const UcxEngine& engine) { return engine.context().api().path; })
       .def("transports", [](const UcxEngine& engine) { return engine.context().transports(); }, released(),

@@ -15,8 +15,19 @@ void PackServing::accept(const PackAsk& ask) {
                             " into slot " + std::to_string(ask.slot) + " of " + std::to_string(ring_.count()));
   }
   if (taken_[ask.slot]) throw ProtocolViolation("pack into slot " + std::to_string(ask.slot) + ", which is being packed");
+  auto found = exposures_.find_held(peer_, ask.attempt, Clock::now());
+  auto work = std::make_unique<Work>(Work{.ask = ask, .exposure = std::move(found.exposure)});
+  if (!work->exposure) {
+    work->reason = static_cast<std::uint32_t>(found.reason);
+  } else {
+    const std::int64_t total = Exposures::spec_of(*work->exposure).plan->total_bytes();
+    if (ask.end > total || (ask.end % kLeafBytes != 0 && ask.end != total)) {
+      throw ProtocolViolation("pack of bytes up to " + std::to_string(ask.end) + " of attempt " +
+                              std::to_string(ask.attempt) + ", which has " + std::to_string(total));
+    }
+  }
   taken_[ask.slot] = true;
-  works_.push_back(std::make_unique<Work>(Work{.ask = ask}));
+  works_.push_back(std::move(work));
 }
 
 // Answers go out in the order of the asks. While a device is at work on one, the next is begun.
@@ -40,20 +51,16 @@ bool PackServing::step(Channel& channel) {
 
 PackJob::Step PackServing::advance(Work& work) {
   if (!work.look) {
-    if (!work.exposure) {
-      auto found = exposures_.find_held(peer_, work.ask.attempt, Clock::now());
-      if (!found.exposure) {
-        end(work, static_cast<std::uint32_t>(found.reason));
-        return PackJob::Step::done;
-      }
-      work.exposure = std::move(found.exposure);
-    }
     work.look = exposures_.look(*work.exposure, Clock::now());
     if (!work.look) {
       end(work, static_cast<std::uint32_t>(work.look.reason));
       return PackJob::Step::done;
     }
-    if (!work.job) begin(work);
+  }
+  if (!work.job) {
+    const ExposureSpec& spec = Exposures::spec_of(*work.exposure);
+    work.job = packer_.gather({*spec.plan, work.ask.begin, work.ask.end, work.leaves()}, spec.regions,
+                              ring_.at(work.ask.slot));
   }
   const auto step = work.job->step();
   if (step == PackJob::Step::waiting) return step;
@@ -66,17 +73,6 @@ PackJob::Step PackServing::advance(Work& work) {
     work.look = {};  // withdraw() need not wait for the next piece
   }
   return step;
-}
-
-void PackServing::begin(Work& work) {
-  const ExposureSpec& spec = Exposures::spec_of(*work.exposure);
-  const std::int64_t total = spec.plan->total_bytes();
-  if (work.ask.end > total || (work.ask.end % kLeafBytes != 0 && work.ask.end != total)) {
-    throw ProtocolViolation("pack of bytes up to " + std::to_string(work.ask.end) + " of attempt " +
-                            std::to_string(work.ask.attempt) + ", which has " + std::to_string(total));
-  }
-  work.job = packer_.gather({*spec.plan, work.ask.begin, work.ask.end, work.leaves()}, spec.regions,
-                            ring_.at(work.ask.slot));
 }
 
 void PackServing::end(Work& work, std::uint32_t reason) {

@@ -25,11 +25,12 @@ class PackServing {
   // `ring` is the transport's, which has told the peer of it.
   PackServing(Exposures& exposures, Packer& packer, std::string peer, Slots ring);
 
-  // Takes the peer's ask; throws ProtocolViolation if it cannot be one, or is for a slot that was not answered yet.
+  // Takes the peer's ask; throws ProtocolViolation if it cannot be one, is for what the attempt's plan does not have, or
+  // for a slot that was not answered yet.
   void accept(const PackAsk& ask);
   bool busy() const { return !works_.empty(); }
-  // A bounded piece of work, and the answers that are due; true if there may be more to do at once. Throws
-  // ProtocolViolation on an ask for what the plan does not have.
+  // A bounded piece of work, and the answers that are due; true if there may be more to do at once. Throws what a job
+  // throws: the peer is to be lost then.
   bool step(Channel& channel);
 
  private:
@@ -48,7 +49,6 @@ class PackServing {
   };
 
   PackJob::Step advance(Work& work);
-  void begin(Work& work);
   static void end(Work& work, std::uint32_t reason);
 
   Exposures& exposures_;

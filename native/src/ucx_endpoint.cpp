@@ -40,9 +40,9 @@ void UcxEndpoint::on_error(void* self, ucp_ep_h, ucs_status_t status) {
   static_cast<UcxEndpoint*>(self)->status_ = status;  // closed by the engine, outside UCX's callback
 }
 
-ucp_rkey_h UcxEndpoint::key(std::size_t region, const std::shared_ptr<const RemoteKey>& remote) {
-  if (region >= keys_.size()) keys_.resize(region + 1);
-  Unpacked& unpacked = keys_[region];
+ucp_rkey_h UcxEndpoint::unpacked(std::size_t at, const std::shared_ptr<const RemoteKey>& remote) {
+  if (at >= keys_.size()) keys_.resize(at + 1);
+  Unpacked& unpacked = keys_[at];
   if (unpacked.from != remote) {
     const Bytes copy = padded(remote->packed);
     ucp_rkey_h key = nullptr;

@@ -28,7 +28,8 @@ class UcxEndpoint {
   std::string why() const { return context_->api().text(status_); }
 
   // Throws UcxError if UCX cannot unpack the key.
-  ucp_rkey_h key(std::size_t region, const std::shared_ptr<const RemoteKey>& remote);
+  ucp_rkey_h key(std::size_t region, const std::shared_ptr<const RemoteKey>& remote) { return unpacked(region + 1, remote); }
+  ucp_rkey_h ring_key(const std::shared_ptr<const RemoteKey>& remote) { return unpacked(0, remote); }
 
   void close();  // idempotent
   bool closing() const { return closing_; }
@@ -39,6 +40,7 @@ class UcxEndpoint {
 
  private:
   static void on_error(void* self, ucp_ep_h endpoint, ucs_status_t status);
+  ucp_rkey_h unpacked(std::size_t at, const std::shared_ptr<const RemoteKey>& remote);
 
   struct Unpacked {
     std::shared_ptr<const RemoteKey> from;
@@ -50,7 +52,7 @@ class UcxEndpoint {
   ucs_status_t status_ = UCS_OK;
   bool closing_ = false;
   void* close_request_ = nullptr;
-  std::vector<Unpacked> keys_;        // by region number
+  std::vector<Unpacked> keys_;        // of the ring, then by region number
   std::vector<ucp_rkey_h> replaced_;  // gets may still use them
 };
 

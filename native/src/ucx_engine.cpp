@@ -23,6 +23,7 @@ std::shared_ptr<UcxCore> open_core(UcxSettings settings) {
 UcxThread::UcxThread(std::shared_ptr<UcxCore> core) : EngineThread(core), core_(std::move(core)) {
   wake_on(core_->context->getting().event_fd());
   wake_on(core_->context->serving().event_fd());
+  if (core_->packer->fd() >= 0) wake_on(core_->packer->fd());
 }
 
 bool UcxThread::move() {
@@ -40,7 +41,10 @@ bool UcxThread::move() {
     any |= more;
     if (!more || Clock::now() >= end) break;
   }
-  each_peer([&any](Peer& peer) { any |= static_cast<UcxPeer&>(peer).digest(); });
+  each_peer([&any](Peer& peer) {
+    any |= static_cast<UcxPeer&>(peer).digest();
+    any |= static_cast<UcxPeer&>(peer).pack();
+  });
   return any;
 }
 
@@ -82,7 +86,9 @@ void UcxEngine::import_key(const std::string& peer, std::size_t region, RemoteKe
 
 std::shared_ptr<ActiveRead> UcxEngine::make_read(ReadSpec spec, std::shared_ptr<const LocalRegions> to,
                                                  std::shared_ptr<const RemoteRegions> from) {
-  return std::make_shared<UcxRead>(std::move(spec), std::move(to), std::move(from));
+  if (spec.packed) return std::make_shared<UcxPackedRead>(std::move(spec), std::move(to));
+  if (spec.plan->converts()) throw std::invalid_argument("gets cannot convert; read this plan by the packed path");
+  return std::make_shared<UcxDirectRead>(std::move(spec), std::move(to), std::move(from));
 }
 
 }  // namespace kvlink

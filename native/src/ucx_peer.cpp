@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 namespace kvlink {
 namespace {
@@ -22,15 +23,24 @@ UcxPeer::UcxPeer(UcxCore& core, std::string name, Bytes address, std::unique_ptr
     : Peer(core, std::move(name), std::move(channel)),
       core_(core),
       address_(std::move(address)),
-      endpoint_(std::make_unique<UcxEndpoint>(core.context, address_)) {}
+      endpoint_(std::make_unique<UcxEndpoint>(core.context, address_)),
+      pulling_(core) {}
+
+UcxPeer::~UcxPeer() {
+  serving_.reset();
+  if (ring_) core_.rings.take_back(std::move(ring_));
+}
 
 void UcxPeer::begin(ActiveRead& read) {
-  static_cast<UcxRead&>(read).peer = this;
+  if (read.spec().packed) return begin_packed(static_cast<UcxPackedRead&>(read));
+  static_cast<UcxDirectRead&>(read).peer = this;
   if (read.spec().integrity) channel_->want(read.spec().attempt);
 }
 
 void UcxPeer::on_leaving() {
   digesting_.clear();
+  serving_.reset();
+  pulling_.abandon();
   if (lost() && endpoint_) endpoint_->close();
 }
 
@@ -50,7 +60,8 @@ void UcxPeer::on_want(AttemptId attempt) {
 void UcxPeer::on_leaves(AttemptId attempt, std::uint64_t first, std::span<const std::uint64_t> digests) {
   heard();
   if (ActiveRead* read = find(attempt)) {
-    static_cast<UcxRead&>(*read).add_leaves(first, digests);
+    if (read->spec().packed) return Peer::on_leaves(attempt, first, digests);
+    static_cast<UcxDirectRead&>(*read).add_leaves(first, digests);
   } else {
     ++core_.late.leaves;
   }
@@ -67,6 +78,63 @@ bool UcxPeer::digest() {
   return true;
 }
 
+// --- packing --------------------------------------------------------------------------------------------------------
+
+void UcxPeer::begin_packed(UcxPackedRead& read) {
+  read.pulling = &pulling_;
+  try {
+    core_.staging();
+  } catch (const std::exception& error) {
+    return read.stop(Outcome::failed, std::string("no staging memory: ") + error.what());
+  }
+  pulling_.add(std::static_pointer_cast<UcxPackedRead>(reads_.back()));
+  if (!std::exchange(pulling_.wanted, true)) channel_->ring_wanted(core_.settings.ring_slots);
+}
+
+void UcxPeer::on_ring_wanted(std::uint64_t slots) {
+  heard();
+  if (ring_ || slots == 0) throw ProtocolViolation("ring wanted twice, or of no slots");
+  try {
+    ring_ = core_.rings.lend();
+    const std::size_t count = std::min<std::size_t>(slots, ring_->slots().count());
+    channel_->ring({count, std::uint64_t{kSlotBytes}, ring_->handle()});
+    serving_.emplace(core_.exposures, *core_.packer, name(), Slots(ring_->slots().at(0), count));
+  } catch (const std::exception&) {
+    if (ring_) core_.rings.take_back(std::move(ring_));
+    channel_->ring({});  // its reads end, and say that we have none
+  }
+}
+
+void UcxPeer::on_ring(const RingOffer& offer) {
+  heard();
+  if (offer.slots > 0) return pulling_.open(offer);
+  if (!std::exchange(pulling_.wanted, false)) throw ProtocolViolation("a ring that nobody wanted");
+  for (auto& read : reads_) {
+    if (read->spec().packed) read->stop(Outcome::failed, "the source has no memory for another ring to pack into");
+  }
+}
+
+void UcxPeer::on_pack(const PackAsk& ask) {
+  heard();
+  if (!serving_) throw ProtocolViolation("pack without a ring");
+  serving_->accept(ask);
+}
+
+void UcxPeer::on_packed(const PackAnswer& answer) {
+  heard();
+  pulling_.packed(answer);
+}
+
+bool UcxPeer::pack() {
+  if (!channel_ || !serving_ || !serving_->busy()) return false;
+  try {
+    return serving_->step(*channel_);
+  } catch (const std::exception& error) {
+    lose(std::string("packing failed: ") + error.what());
+    return true;
+  }
+}
+
 // --- moving ---------------------------------------------------------------------------------------------------------
 
 bool UcxPeer::reachable() {
@@ -80,14 +148,19 @@ bool UcxPeer::reachable() {
 }
 
 bool UcxPeer::post() {
+  pulling_.drop_stopped();
   if (leaving() || verdict_ || reads_.empty() || !reachable()) return false;
-  bool any = false;
+  bool any = pulling_.ask(*channel_);
+  any |= pulling_.post(*endpoint_);
   ++turn_;
-  for (std::size_t i = 0; i < reads_.size(); ++i) any |= post(read_at(turn_ + i));
+  for (std::size_t i = 0; i < reads_.size(); ++i) {
+    ActiveRead& read = read_at(turn_ + i);
+    if (!read.spec().packed) any |= post(static_cast<UcxDirectRead&>(read));
+  }
   return any;
 }
 
-bool UcxPeer::post(UcxRead& read) {
+bool UcxPeer::post(UcxDirectRead& read) {
   std::int64_t posted = 0;
   Run run;
   while (posted < kPostBytesPerTurn && read.outstanding() < core_.settings.max_gets_per_read) {
@@ -99,7 +172,7 @@ bool UcxPeer::post(UcxRead& read) {
   return posted > 0;
 }
 
-void UcxPeer::get(UcxRead& read, ReadJob::Chunk& chunk, const Run& run) {
+void UcxPeer::get(UcxDirectRead& read, ReadJob::Chunk& chunk, const Run& run) {
   const auto& api = core_.context->api();
   const auto& to = *static_cast<const UcxRegion*>(read.local->held[static_cast<std::size_t>(run.target_region)].get());
   const auto from = std::static_pointer_cast<const RemoteKey>(read.remote->held[static_cast<std::size_t>(run.source_region)]);
@@ -124,7 +197,7 @@ void UcxPeer::get(UcxRead& read, ReadJob::Chunk& chunk, const Run& run) {
 
 void UcxPeer::on_get(void* request, ucs_status_t status, void* chunk_of_read) {
   auto& chunk = *static_cast<ReadJob::Chunk*>(chunk_of_read);
-  auto& read = static_cast<UcxRead&>(*chunk.job);
+  auto& read = static_cast<UcxDirectRead&>(*chunk.job);
   const auto& api = read.peer->core_.context->api();
   if (status != UCS_OK) read.peer->last_error_ = api.text(status);
   api.ucp_request_free(request);
@@ -133,9 +206,10 @@ void UcxPeer::on_get(void* request, ucs_status_t status, void* chunk_of_read) {
 
 bool UcxPeer::verify() {
   for (std::size_t i = 0; i < reads_.size(); ++i) {
-    if (read_at(turn_ + i).verify()) return true;
+    ActiveRead& read = read_at(turn_ + i);
+    if (!read.spec().packed && static_cast<UcxDirectRead&>(read).verify()) return true;
   }
-  return false;
+  return pulling_.step();
 }
 
 // --- ends -----------------------------------------------------------------------------------------------------------
@@ -150,19 +224,20 @@ Time UcxPeer::settle(Time now) {
 
 bool UcxPeer::endpoint_failed() const {
   return endpoint_->broken() || std::any_of(reads_.begin(), reads_.end(), [](const auto& read) {
-           return static_cast<const UcxRead&>(*read).broken() && !read->stopped();
+           return UcxRead::of(*read).broken() && !read->stopped();
          });
 }
 
 bool UcxPeer::idle() const {
   return std::all_of(reads_.begin(), reads_.end(),
-                     [](const auto& read) { return static_cast<const UcxRead&>(*read).outstanding() == 0; });
+                     [](const auto& read) { return UcxRead::of(*read).gets() == 0; });
 }
 
 // A failure of the endpoint alone ends the reads that used it; the next read gets a new one.
 Time UcxPeer::judge_endpoint(Time now) {
   if (endpoint_ && !endpoint_->closing() && endpoint_failed()) {
-    broken_detail_ = "endpoint broke: " + (endpoint_->broken() ? endpoint_->why() : last_error_);
+    const std::string& last = last_error_.empty() ? pulling_.last_error() : last_error_;
+    broken_detail_ = "endpoint broke: " + (endpoint_->broken() ? endpoint_->why() : last);
     endpoint_->close();
     verdict_ = now + kVerdict;
   }
@@ -178,7 +253,7 @@ Time UcxPeer::force_overdue(Time now) {
   if (!endpoint_ || endpoint_->closing()) return Time::max();
   Time next = Time::max();
   for (const auto& read : reads_) {
-    if (!read->stopped() || static_cast<const UcxRead&>(*read).outstanding() == 0) continue;
+    if (!read->stopped() || UcxRead::of(*read).gets() == 0) continue;
     const Time due = read->stopped_at() + core_.settings.cut_off_grace;
     if (now >= due) {
       endpoint_->close();
@@ -193,7 +268,7 @@ Time UcxPeer::force_overdue(Time now) {
 
 void UcxPeer::stop_started(Outcome outcome, const std::string& detail) {
   for (auto& read : reads_) {
-    if (static_cast<const UcxRead&>(*read).started()) read->stop(outcome, detail);
+    if (UcxRead::of(*read).started()) read->stop(outcome, detail);
   }
 }
 

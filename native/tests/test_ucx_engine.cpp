@@ -10,7 +10,7 @@ namespace {
 
 UcxSettings settings() {
   return {.limits = kLimits, .libucp = KVLINK_TEST_LIBUCP, .tls = "tcp", .cut_off_grace = 50ms,
-          .max_gets_per_read = 16};
+          .max_gets_per_read = 16, .ring_slots = 4, .max_rings = 2, .staging_slots = 3};
 }
 
 void join(End<UcxEngine>& a, End<UcxEngine>& b) {
@@ -26,9 +26,12 @@ void join(End<UcxEngine>& a, End<UcxEngine>& b) {
 }  // namespace
 
 int main() {
-  End<UcxEngine> a(1, settings());
-  End<UcxEngine> b(2, settings());
-  join(a, b);
-  read_while_calls_come_from_here(a, b);
-  part_and_close(a, b);
+  for (const bool packed : {false, true}) {
+    End<UcxEngine> a(1, settings());
+    End<UcxEngine> b(2, settings());
+    a.packed = packed;
+    join(a, b);
+    read_while_calls_come_from_here(a, b);
+    part_and_close(a, b);
+  }
 }

@@ -62,9 +62,10 @@ struct End {
 
   ReadSpec read(AttemptId attempt, std::shared_ptr<const Plan> plan) const {
     return {.peer = "other", .attempt = attempt, .plan = std::move(plan), .integrity = attempt % 2 == 0,
-            .chunk_leaves = 4, .max_rereads = 0};
+            .chunk_leaves = 4, .max_rereads = 0, .packed = packed};
   }
 
+  bool packed = false;  // how its reads are moved
   std::vector<std::byte> memory;
   std::vector<Completion> seen;
   AnyEngine engine;
