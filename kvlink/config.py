@@ -41,6 +41,7 @@ class Config:
         transports: names, best first.
         ucx_origin: which UCX: ``auto``, ``wheel``, ``system``, or the path of its ``libucp.so.0``.
         ucx_tls: UCX transports to use, in UCX's own words, or ``None`` for its choice.
+        path: how reads over UCX move: ``direct``, ``packed``, or ``auto``, which is by the length of each plan's runs.
         stream_lanes: sockets for payload, and threads, of the stream transport; a pair has the smaller end's number.
         integrity: digest every byte that moves.
         chunk_leaves: leaves of 16 KiB in a chunk, the unit of pipelining and re-read.
@@ -64,6 +65,7 @@ class Config:
     transports: tuple[str, ...] = ("ucx",)
     ucx_origin: str = "auto"
     ucx_tls: str | None = None
+    path: str = "auto"
     stream_lanes: int = limits.STREAM_LANES
     integrity: bool = True
     chunk_leaves: int = limits.DEFAULT_CHUNK_LEAVES
@@ -230,6 +232,13 @@ def _origin(value: object) -> str:
     return text
 
 
+def _path(value: object) -> str:
+    text = _text(value)
+    if text not in {"auto", "direct", "packed"}:
+        raise ValueError
+    return text
+
+
 def _secret(value: object) -> bytes | None:
     if value is None:
         return None
@@ -249,6 +258,7 @@ _SETTINGS: Final[dict[str, _Setting]] = {
     "transports": (_names, "a list of different transport names, such as ucx,stream"),
     "ucx_origin": (_origin, "auto, wheel, system, or an absolute path of libucp.so.0"),
     "ucx_tls": (_optional(_text), "UCX transport names, as UCX_TLS takes them"),
+    "path": (_path, "auto, direct or packed"),
     "stream_lanes": _whole(1, limits.MAX_LANES),
     "integrity": (_flag, "on or off, true or false, 1 or 0"),
     "chunk_leaves": _whole(1, limits.MAX_CHUNK_LEAVES),

@@ -25,6 +25,14 @@ MAX_LANES: Final = 8
 STREAM_LANES: Final = 2
 """Of the stream transport (default; see Config): a second one pays from 64 KiB up, where one core is not enough."""
 MAX_TRANSFER_BYTES: Final = 1 << 44
+SLOT_BYTES: Final = 512 * 1024
+"""Of staging: what the packed path gathers, gets and scatters at a time, while it is in a core's cache."""
+RING_SLOTS: Final = 8
+"""Slots that a source keeps for one peer to be packed into: 4 MiB."""
+MAX_RINGS: Final = 256
+"""Peers that a source packs for at a time: 1 GiB of rings, made as they are wanted."""
+STAGING_SLOTS: Final = 16
+"""Slots that packed bytes are got into, of all peers together."""
 DIRECT_RUN_BYTES: Final = 64 * 1024
 """Runs from here on are worth a get each: over CMA, gets of 4 KiB reach 0.5 GB/s, of 64 KiB 4.2, of 1 MiB 9.7."""
 
@@ -176,6 +184,7 @@ MAX_SIMULATED_WORKERS: Final = 1024
 assert POOL_IDLE < POOL_PRESSED, "a worker that has moved must not move back at once"
 assert LEAF_BYTES * MAX_CHUNK_LEAVES <= 64 * 1024 * 1024
 assert DEFAULT_CHUNK_LEAVES <= MAX_CHUNK_LEAVES
+assert SLOT_BYTES % LEAF_BYTES == 0
 assert 1 <= STREAM_LANES <= MAX_LANES
 assert min(PEER_LOST_SECONDS, LEASE_SECONDS) >= HEARTBEAT_SECONDS * 3, "two lost heartbeats must not end a lease"
 assert PEER_LOST_SECONDS < 3.0, "a stopped peer is noticed within 3 s"

@@ -31,13 +31,14 @@ def test_compatible_engines_are_planned_leg_by_leg_d1(capsys):
     assert answer["runs"] * answer["run_bytes"] == answer["bytes"]
     feeds = {(leg["source"], leg["target"]): leg["shares"][0]["heads"] for leg in answer["legs"]}
     assert feeds == {("0/0", "0/0"): "0-1", ("0/0", "0/1"): "2-3", ("0/1", "0/2"): "4-5", ("0/1", "0/3"): "6-7"}
-    assert {leg["path"] for leg in answer["legs"]} == {"direct"}
+    assert {leg["path"] for leg in answer["legs"]} == {"packed"}
     assert "runs of 256 B are below 64 KiB" in answer["legs"][0]["path_reason"]
 
 
-def test_long_runs_are_direct_for_their_length(capsys):
+def test_the_path_follows_the_length_of_the_runs_i3(capsys):
+    """I3: below the bound that was measured, runs are gathered."""
     _, answer = ask(capsys, "prefill-nhd-tp2.json", "prefill-nhd-tp2.json")
-    assert {(leg["run_bytes"], leg["path"]) for leg in answer["legs"]} == {(16 * 4 * 128 * 2, "direct")}
+    assert {(leg["run_bytes"], leg["path"]) for leg in answer["legs"]} == {(16 * 4 * 128 * 2, "packed")}
     assert answer["tokens"] == 4096
 
 
@@ -50,10 +51,10 @@ def test_what_differs_is_named_with_both_values(capsys):
     assert difference["error"] == "mismatch"
 
 
-def test_a_conversion_is_named_and_no_path_is_promised(capsys):
+def test_a_conversion_is_named_and_takes_the_packed_path(capsys):
     code, answer = ask(capsys, "prefill-nhd-tp2.json", "decode-nhd-fp8.json")
     assert (code, answer["conversions"]) == (0, ["groups.full: bfloat16 to float8_e4m3"])
-    assert {leg["path"] for leg in answer["legs"]} == {None}
+    assert {leg["path"] for leg in answer["legs"]} == {"packed"}
 
 
 def test_replicas_that_nobody_reads_are_told_d7(capsys):

@@ -27,7 +27,11 @@ QUICK: dict[str, Any] = {
 }
 
 
-CANNOT = {Ability.FLIP: "nothing comes between the source's memory and the target's"}
+DIRECT_CANNOT = {Ability.FLIP: "nothing comes between the source's memory and the target's"}
+PACKED_CANNOT = {
+    Ability.FLIP: "nothing comes between the source's ring and the target's staging",
+    Ability.READ_ELSEWHERE: "the source packs what it exposes, whatever the target's plan says",
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,8 +41,8 @@ def _close_spare() -> Iterator[None]:
 
 
 class UcxHarness(ProcessHarness):
-    def __init__(self, tls: str | None) -> None:
-        super().__init__("ucx", {"ucx_tls": tls, **QUICK})
+    def __init__(self, tls: str | None, path: str) -> None:
+        super().__init__("ucx", {"ucx_tls": tls, "path": path, **QUICK})
 
     def connect_both(self) -> int:
         ours, theirs = socket.socketpair()
@@ -55,15 +59,31 @@ class UcxHarness(ProcessHarness):
         return self.target.connect("nobody", address, ours.detach())
 
 
-class TestUcxOverTcp(TransportConformance):
-    cannot = CANNOT
+class TestDirectOverTcp(TransportConformance):
+    cannot = DIRECT_CANNOT
 
     def open_harness(self) -> Harness:
-        return UcxHarness("tcp")
+        return UcxHarness("tcp", "direct")
 
 
-class TestUcxOnOneHost(TransportConformance):
-    cannot = CANNOT
+class TestDirectOnOneHost(TransportConformance):
+    cannot = DIRECT_CANNOT
 
     def open_harness(self) -> Harness:
-        return UcxHarness(None)
+        return UcxHarness(None, "direct")
+
+
+class TestPackedOverTcp(TransportConformance):
+    """I3: short runs are gathered and scattered, and everything else is as ever."""
+
+    cannot = PACKED_CANNOT
+
+    def open_harness(self) -> Harness:
+        return UcxHarness("tcp", "packed")
+
+
+class TestPackedOnOneHost(TransportConformance):
+    cannot = PACKED_CANNOT
+
+    def open_harness(self) -> Harness:
+        return UcxHarness(None, "packed")

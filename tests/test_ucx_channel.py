@@ -5,45 +5,18 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 
-import numpy as np
 import pytest
-from ucx_pair import QUICK, Target
+from ucx_pair import Target, frame, held_channel, receive
 
-from kvlink.testing.harness import REGION, scattered_plan
+from kvlink.testing.harness import scattered_plan
 from kvlink.transports.base import CompletionKind, Outcome
-from kvlink.transports.ucx import UcxTransport
 
 
 @pytest.fixture
 def channel() -> Iterator[tuple[Target, socket.socket]]:
-    """A target whose source's channel is in the test's hand; the source never answers a get."""
-    with ExitStack() as closing:
-        source, target = UcxTransport(**QUICK), Target(2 << 20)
-        closing.callback(source.close)
-        closing.callback(target.transport.close)
-        ours, theirs = socket.socketpair()
-        closing.enter_context(theirs)
-        memory = np.zeros(2 << 20, np.uint8)
-        source.register(REGION, memory.ctypes.data, len(memory))
-        target.end_of(target.transport.connect("source", source.address(), ours.detach()))
-        target.transport.import_key("source", source.export_key(REGION))
-        target.seen.clear()
-        yield target, theirs
-
-
-def frame(kind: int, *words: int, zero: int = 0) -> bytes:
-    payload = b"".join(word.to_bytes(8, "little") for word in words)
-    return kind.to_bytes(2, "little") + zero.to_bytes(2, "little") + len(payload).to_bytes(4, "little") + payload
-
-
-def receive(theirs: socket.socket, wanted: bytes) -> None:
-    """Read the channel until a frame has come."""
-    theirs.settimeout(5)
-    received = b""
-    while wanted not in received:
-        received += theirs.recv(4096)
+    with held_channel(path="direct") as held:
+        yield held
 
 
 HEARTBEAT, WANT, LEAVES, FAILED = 1, 2, 3, 4

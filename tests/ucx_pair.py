@@ -5,7 +5,8 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import msgspec
@@ -51,6 +52,36 @@ class Target:
         return self.transport.read(
             Read(peer="source", attempt=attempt, plan=plan, integrity=integrity, chunk_leaves=64, max_rereads=1)
         )
+
+
+@contextmanager
+def held_channel(**settings: Any) -> Iterator[tuple[Target, socket.socket]]:
+    """A transport whose peer's channel is in the test's hand; nobody progresses that peer, so it answers no get."""
+    with ExitStack() as closing:
+        source, target = UcxTransport(**QUICK), Target(2 << 20, **settings)
+        closing.callback(source.close)
+        closing.callback(target.transport.close)
+        ours, theirs = socket.socketpair()
+        closing.enter_context(theirs)
+        memory = np.zeros(2 << 20, np.uint8)
+        source.register(REGION, memory.ctypes.data, len(memory))
+        target.end_of(target.transport.connect("source", source.address(), ours.detach()))
+        target.transport.import_key("source", source.export_key(REGION))
+        target.seen.clear()
+        yield target, theirs
+
+
+def frame(kind: int, *words: int, zero: int = 0) -> bytes:
+    payload = b"".join(word.to_bytes(8, "little") for word in words)
+    return kind.to_bytes(2, "little") + zero.to_bytes(2, "little") + len(payload).to_bytes(4, "little") + payload
+
+
+def receive(theirs: socket.socket, wanted: bytes) -> None:
+    """Read the channel until a frame has come."""
+    theirs.settimeout(5)
+    received = b""
+    while wanted not in received:
+        received += theirs.recv(4096)
 
 
 def exposure(plan: CopyPlan, attempt: int = 1, lease_seconds: float = 30.0) -> Exposure:

@@ -87,6 +87,8 @@ class Plan:
 
 LEAF_BYTES: int = 16384
 
+SLOT_BYTES: int = 524288
+
 def hash_variants() -> list[str]:
     """Instruction sets this CPU can hash with, fastest (the default) first."""
 
@@ -149,6 +151,35 @@ def move_and_digest(
 
     Raises:
         ValueError: the plan leaves a region, or the leaves are outside the plan; nothing was moved.
+    """
+
+def gather(
+    plan: Plan, source_regions: list[tuple[int, int]], begin: int, end: int, variant: str | None = None
+) -> bytearray:
+    """
+    Wire bytes [begin, end), copied from this process's source regions, (address, length) each.
+
+    Raises:
+        ValueError: the plan leaves a region, or the range the plan.
+    """
+
+def scatter(
+    plan: Plan,
+    packed: bytes | bytearray | memoryview,
+    target_regions: list[tuple[int, int]],
+    begin: int,
+    variant: str | None = None,
+) -> None:
+    """
+    The reverse: `packed` is the wire's bytes from `begin` on; converts where the plan does.
+
+    Raises:
+        ValueError: the plan leaves a region, the range the plan, or leaves cut elements; nothing was moved.
+    """
+
+def digest_packed(packed: bytes | bytearray | memoryview) -> bytes:
+    """
+    Leaf digests of wire bytes that lie packed from the first byte of a leaf on.
     """
 
 JOB_BYTES: int = 360
@@ -366,8 +397,19 @@ class Engine:
         """As `lease`, for the last time."""
 
     def read(
-        self, peer: str, attempt: int, plan: Plan, integrity: bool, chunk_leaves: int, max_rereads: int
-    ) -> int: ...
+        self,
+        peer: str,
+        attempt: int,
+        plan: Plan,
+        integrity: bool,
+        chunk_leaves: int,
+        max_rereads: int,
+        packed: bool = False,
+    ) -> int:
+        """
+        `packed`: the source is to pack the bytes, where the transport can do both.
+        """
+
     def cut_off(self, peer: str, attempt: int) -> int: ...
     def poll(
         self, limit: int
@@ -392,9 +434,12 @@ class UcxEngine(Engine):
         max_reads: int,
         cut_off_grace_seconds: float,
         max_gets_per_read: int,
+        staging: tuple[int, int, int],
     ) -> None:
         """
         Seconds: heartbeat, peer lost, close timeout, renewal linger.
+
+        `staging` bounds the packed path: slots of one peer's ring, rings, slots that our own gets fill.
 
         Raises:
             Unavailable: no UCX to load.

@@ -511,6 +511,7 @@ def _make(name: str, config: Config) -> Transport:
         return UcxTransport(
             ucx_origin=config.ucx_origin,
             ucx_tls=config.ucx_tls,
+            path=config.path,
             heartbeat_seconds=config.heartbeat_seconds,
             peer_lost_seconds=config.peer_lost_seconds,
         )

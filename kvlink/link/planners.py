@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from kvlink.errors import UnsupportedError
 from kvlink.layout import CacheSpec, GroupShare
 from kvlink.plan import LegPlanner
 
@@ -29,18 +28,12 @@ class Planners:
         """The planner of a leg, made if need be.
 
         Raises:
-            MismatchError, UnsupportedError: as `LegPlanner`; and the leg's elements would have to be converted, which
-                no transport does yet.
+            MismatchError, UnsupportedError: as `LegPlanner`.
         """
         leg = tuple(leg_groups)
         planner = self._by_leg.get(leg)
         if planner is None:
             planner = LegPlanner(self._source, self._target, leg)
-            if planner.conversions:
-                raise UnsupportedError(
-                    f"{'; '.join(planner.conversions)}: {self._source.place} to {self._target.place} must convert "
-                    "elements, and transports move bytes as they are; serve both in one dtype and scale"
-                )
             if len(self._by_leg) >= _MAX_PLANNERS:
                 self._by_leg.clear()
             self._by_leg[leg] = planner

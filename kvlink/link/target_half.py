@@ -246,8 +246,7 @@ class TargetHalf:
             leg.plan = plan_of(leg, session, own, work, descriptor)
             capabilities = session.pump.transport.capabilities()
             work.transport, work.transport_reason = capabilities.name, session.reason
-            work.path = capabilities.paths[0]
-            work.path_reason = "the transport's only path" if len(capabilities.paths) == 1 else "the transport's first"
+            work.path, work.path_reason = session.pump.transport.path(leg.plan)
         work.phases["plan"] = self._loop.time() - began
 
     def _begin(self, work: TargetWork, legs: Sequence[LegWork]) -> None:

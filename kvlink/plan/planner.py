@@ -99,6 +99,8 @@ class LegPlanner:
             for nbytes, segment in found.segments():
                 total += nbytes
                 segments.append(segment)
+        if any(segment.convert for segment in segments):
+            segments.sort(key=_element_bytes, reverse=True)  # stable: else as they came
         if target_blocks is not None and len(written) > 1:
             self._check_aliases(written)
         if total > limits.MAX_TRANSFER_BYTES:
@@ -254,6 +256,11 @@ class _Side:
         """Tensor block and slot of each piece's first position."""
         entries = pieces.first // self.slots
         return self.ids[entries - self.first_entry], pieces.first - entries * self.slots
+
+
+def _element_bytes(segment: Segment) -> int:
+    """Larger elements go first, so that each segment begins on the wire at a multiple of its own, and leaves cut none."""
+    return 0 if segment.convert is None else segment.convert.source.itemsize
 
 
 def _check_lists(spec: CacheSpec, blocks: Blocks, side: str) -> None:

@@ -160,6 +160,14 @@ class Transport(ABC):
     def capabilities(self) -> Capabilities:
         """What this transport is; constant over its life."""
 
+    def path(self, plan: CopyPlan) -> tuple[str, str]:
+        """How `read` would move a plan: one of the capabilities' paths, and why.
+
+        Raises:
+            UnsupportedError: by none of them.
+        """
+        return self.capabilities().paths[0], "the transport's only path"
+
     @abstractmethod
     def address(self) -> bytes:
         """Opaque address for the peer's `connect`. Told only to authenticated peers."""

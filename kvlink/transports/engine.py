@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from kvlink._native import _kvlink, native_plan
-from kvlink.errors import ClosedError, LayoutError, TransportError
+from kvlink.errors import ClosedError, LayoutError, TransportError, UnsupportedError
 from kvlink.limits import CLOSE_TIMEOUT_SECONDS, MAX_CHUNK_LEAVES, RENEWAL_LINGER_SECONDS
+from kvlink.plan import PACKED
 from kvlink.transports.base import (
     Completion,
     CompletionKind,
@@ -84,7 +85,10 @@ class NativeTransport(Transport, Generic[AnyEngine]):
             raise TransportError(f"chunk_leaves {read.chunk_leaves} is not in 1..{MAX_CHUNK_LEAVES}", retryable=False)
         with as_transport_error("read", read.peer):
             plan = native_plan(read.plan)
-            return self._live().read(read.peer, read.attempt, plan, read.integrity, read.chunk_leaves, read.max_rereads)
+            packed = self.path(read.plan)[0] == PACKED
+            return self._live().read(
+                read.peer, read.attempt, plan, read.integrity, read.chunk_leaves, read.max_rereads, packed
+            )
 
     def cut_off(self, peer: str, attempt: int) -> int:
         """See `Transport.cut_off`."""
@@ -160,7 +164,7 @@ def as_transport_error(stage: str, peer: str | None = None) -> Iterator[None]:
         yield
     except _kvlink.EngineFull as error:
         raise TransportFull(str(error), peer=peer, stage=stage) from error
-    except (ValueError, TypeError, LayoutError) as error:
+    except (ValueError, TypeError, LayoutError, UnsupportedError) as error:
         raise TransportError(str(error), peer=peer, stage=stage, retryable=False) from error
     except RuntimeError as error:
         raise TransportError(str(error), peer=peer, stage=stage) from error

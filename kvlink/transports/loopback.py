@@ -15,7 +15,6 @@ and for a while after it ended well.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 from collections import deque
@@ -388,35 +387,29 @@ class LoopbackTransport(Transport):
         return None if run.outcome is not None else lease
 
     def _land(self, peer: _Peer, run: ReadRun, chunk: int) -> None:
-        """Move one chunk into local memory, flip what the script flips, compare digests, then let peers stop or die."""
+        """Move one chunk into local memory, converted where the plan does, flip what the script flips, compare digests, then let peers stop or die."""
         begin, end = run.span(chunk)
         theirs, ours = peer.end.regions(), self.regions()
         lease = self._lease_of(peer, run)
         try:
-            _kvlink.move(run.plan, theirs, ours, begin, end)
+            wire = _kvlink.gather(run.plan, theirs, begin, end)
+            if self._fabric.script.flips(run.number, chunk, run.tries(chunk)):
+                wire[self._fabric.random.randrange(end - begin)] ^= 1
+            _kvlink.scatter(run.plan, wire, ours, begin)
         except ValueError as error:  # the plan fitted when the read was accepted: a region went meanwhile
             run.end(Outcome.SOURCE_FAILED, str(error))
             return
-        if self._fabric.script.flips(run.number, chunk, run.tries(chunk)):
-            self._flip(run, self._fabric.random.randrange(begin, end))
         run.landed(chunk, self._fabric.clock())
         if lease is not None and run.read.integrity:
             started = self._fabric.clock()
             first, count = chunk * run.read.chunk_leaves, leaf_count(end - begin)
-            here = _kvlink.digest_leaves(run.plan, _kvlink.TARGET, ours, first, count)
-            run.compare(chunk, here, lease.leaves(theirs, first, count))
+            run.compare(chunk, _kvlink.digest_packed(wire), lease.leaves(theirs, first, count))
             run.verify_seconds += self._fabric.clock() - started
         for fault in self._fabric.script.chunk_landed():
             if isinstance(fault, StopPeer):
                 self._fabric.stop(fault.end)
             else:
                 self._fabric.kill(fault.end)
-
-    def _flip(self, run: ReadRun, wire_offset: int) -> None:
-        """Turn over one bit of a byte that has just landed."""
-        _, _, region, offset, _ = (int(value) for value in run.plan.runs(wire_offset, wire_offset + 1)[0])
-        byte = ctypes.c_ubyte.from_address(self._memory[region][0] + offset)
-        byte.value ^= 1
 
     def _complete(self, peer: _Peer, run: ReadRun) -> None:
         """Report a finished run, then the cut-offs that waited for it."""

@@ -1,4 +1,8 @@
-"""One-sided gets over UCX, direct from the source's blocks into the target's. The way to RDMA and to CMA.
+"""One-sided gets over UCX, the way to RDMA and to CMA.
+
+Two paths, and the target chooses for each read. *Direct*: a get a run, from the source's blocks into the target's; for
+long runs. *Packed*: the source gathers runs into slots of a ring that it keeps for the peer, the target gets whole slots
+and scatters them, converting elements where the plan does.
 
 The moving is native (native/src/ucx_engine.hpp): one thread per transport, asleep when idle, which never calls Python.
 UCX itself trusts whoever it talks to, so addresses and keys go to authenticated peers only.
@@ -15,21 +19,28 @@ from typing import Final
 import msgspec
 
 from kvlink._native import _kvlink, native_plan
-from kvlink.errors import PeerIncompatibleError, SchemaError, TransportError, UnavailableError
+from kvlink.errors import PeerIncompatibleError, SchemaError, TransportError, UnavailableError, UnsupportedError
 from kvlink.limits import (
     CUT_OFF_GRACE_SECONDS,
     HEARTBEAT_SECONDS,
     MAX_ACTIVE_READS,
     MAX_BLOB_BYTES,
     MAX_OUTSTANDING_GETS,
+    MAX_RINGS,
     PEER_LOST_SECONDS,
+    RING_SLOTS,
+    STAGING_SLOTS,
 )
-from kvlink.plan import CopyPlan
+from kvlink.plan import DIRECT, PACKED, CopyPlan, choose_path
 from kvlink.transports.base import Capabilities, RegionKey
 from kvlink.transports.engine import NativeTransport, as_transport_error, closed_on_error, engine_seconds
 from kvlink.transports.ucx_library import UcxLibrary, choose, has_devices, incompatibility, supports_rdma
 
 __all__ = ["UcxProbe", "UcxTransport", "incompatibility"]
+
+AUTO: Final = "auto"
+PATH_CHOICES: Final = (AUTO, DIRECT, PACKED)
+"""What `UcxTransport` may be told of its reads' path."""
 
 _CHECKSUM_BYTES: Final = 4
 
@@ -52,6 +63,7 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
         *,
         ucx_origin: str = "auto",
         ucx_tls: str | None = None,
+        path: str = AUTO,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         peer_lost_seconds: float = PEER_LOST_SECONDS,
         cut_off_grace_seconds: float = CUT_OFF_GRACE_SECONDS,
@@ -61,14 +73,19 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
         Args:
             ucx_origin: which UCX, see `kvlink.transports.ucx_library.choose`. One UCX serves a whole process.
             ucx_tls: transports UCX may use, in the form of its UCX_TLS; ``None`` leaves it to UCX and its environment.
+            path: of our reads: ``direct``, ``packed``, or ``auto``, which is by each plan's runs.
             heartbeat_seconds: interval of heartbeats, which also renew leases.
             peer_lost_seconds: silence after which a peer is lost.
             cut_off_grace_seconds: how long outstanding gets of a read that was cut off may take to end by themselves,
                 before the endpoint is closed by force, which fails all reads from that peer.
 
         Raises:
+            TransportError: there is no such path.
             UnavailableError: there is no such UCX, or it cannot start here.
         """
+        if path not in PATH_CHOICES:
+            raise TransportError(f"path is {path!r}; it is one of {', '.join(PATH_CHOICES)}", retryable=False)
+        self._path = path
         self._library = choose(ucx_origin)
         try:
             engine = _kvlink.UcxEngine(
@@ -78,6 +95,7 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
                 MAX_ACTIVE_READS,
                 cut_off_grace_seconds,
                 MAX_OUTSTANDING_GETS,
+                (RING_SLOTS, MAX_RINGS, STAGING_SLOTS),
             )
         except RuntimeError as error:
             raise UnavailableError(str(error)) from error
@@ -87,6 +105,22 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
     def capabilities(self) -> Capabilities:
         """What this transport is; constant over its life. ``detail`` lists UCX's transports here."""
         return self._capabilities
+
+    def path(self, plan: CopyPlan) -> tuple[str, str]:
+        """See `Transport.path`.
+
+        Raises:
+            UnsupportedError: elements must be converted, and the path was set to ``direct``.
+        """
+        if self._path == AUTO:
+            chosen, reason = choose_path(plan, self._capabilities.paths)
+        elif self._path == DIRECT and plan.converts:
+            chosen, reason = None, "elements must be converted, and the path is set to direct; set it to auto"
+        else:
+            chosen, reason = self._path, "set by the configuration"
+        if chosen is None:
+            raise UnsupportedError(reason)
+        return chosen, reason
 
     def address(self) -> bytes:
         """Opaque address for the peer's `connect`: UCX's version and the worker's address."""
@@ -204,7 +238,7 @@ def _capabilities(engine: _kvlink.UcxEngine, library: UcxLibrary) -> Capabilitie
     path = Path(engine.ucx_path)
     return Capabilities(
         name="ucx",
-        paths=("direct",),
+        paths=(DIRECT, PACKED),
         version=engine.ucx_version,
         origin=f"{library.kind}: {path.name if library.kind == 'wheel' else path}",
         rdma=supports_rdma(path) and has_devices(),

@@ -73,6 +73,14 @@ void digest_leaves(const Plan& plan, Side side, std::span<const std::byte* const
   }
 }
 
+void digest_packed(const std::byte* packed, std::int64_t bytes, std::span<std::uint64_t> leaves) {
+  static const HashVariant& variant = hash_variants().front();
+  std::size_t leaf = 0;
+  for (std::int64_t at = 0; at < bytes; at += kLeafBytes) {
+    leaves[leaf++] = variant.xxh3_64(packed + at, static_cast<std::size_t>(std::min(kLeafBytes, bytes - at)));
+  }
+}
+
 std::uint64_t digest_root(std::span<const std::uint64_t> leaves) {
   return hash_variants().front().xxh3_64(leaves.data(), leaves.size_bytes());
 }

@@ -34,6 +34,9 @@ void check_leaves(const Plan& plan, std::int64_t first, std::int64_t count);
 void digest_leaves(const Plan& plan, Side side, std::span<const std::byte* const> regions, std::int64_t first,
                    std::span<std::uint64_t> leaves, const HashVariant& variant = hash_variants().front());
 
+// The digests of the leaves of wire bytes that lie packed, the first of them the first of a leaf.
+void digest_packed(const std::byte* packed, std::int64_t bytes, std::span<std::uint64_t> leaves);
+
 // The root over all leaves of a transfer, in order.
 std::uint64_t digest_root(std::span<const std::uint64_t> leaves);
 

@@ -266,6 +266,53 @@ void bind_move(nb::module_& m) {
         "Raises:\n    ValueError: the plan leaves a region, or the leaves are outside the plan; nothing was moved.");
 }
 
+nb::bytearray py_gather(const Plan& plan, const Regions& source_regions, std::int64_t begin, std::int64_t end,
+                        const std::optional<std::string>& variant) {
+  const auto sources = checked_regions<const std::byte>(plan, Side::source, source_regions);
+  const MoveOptions options = move_options(1, variant);
+  if (begin < 0 || begin > end || end > plan.total_bytes()) throw std::invalid_argument("the range is outside the plan");
+  nb::bytearray packed(nullptr, static_cast<std::size_t>(end - begin));
+  auto* data = static_cast<std::byte*>(packed.data());
+  nb::gil_scoped_release release;
+  gather_range(plan, sources, begin, end, data, options.variant);
+  return packed;
+}
+
+void py_scatter(const Plan& plan, const Buffer& packed, const Regions& target_regions, std::int64_t begin,
+                const std::optional<std::string>& variant) {
+  const auto targets = checked_regions<std::byte>(plan, Side::target, target_regions);
+  const MoveOptions options = move_options(1, variant);
+  nb::gil_scoped_release release;
+  scatter_range(plan, reinterpret_cast<const std::byte*>(packed.data()), targets, begin,
+                begin + static_cast<std::int64_t>(packed.size()), options.variant);
+}
+
+nb::bytes py_digest_packed(const Buffer& packed) {
+  std::vector<std::uint64_t> leaves(static_cast<std::size_t>(leaf_count(static_cast<std::int64_t>(packed.size()))));
+  {
+    nb::gil_scoped_release release;
+    digest_packed(reinterpret_cast<const std::byte*>(packed.data()), static_cast<std::int64_t>(packed.size()), leaves);
+  }
+  return leaves_as_bytes(leaves);
+}
+
+void bind_packing(nb::module_& m) {
+  m.def("gather", &py_gather, "plan"_a, "source_regions"_a, "begin"_a, "end"_a, "variant"_a = nb::none(),
+        "Wire bytes [begin, end), copied from this process's source regions, (address, length) each.\n\n"
+        "Raises:\n    ValueError: the plan leaves a region, or the range the plan.",
+        nb::sig("def gather(plan: Plan, source_regions: list[tuple[int, int]], begin: int, end: int, "
+                "variant: str | None = None) -> bytearray"));
+  m.def("scatter", &py_scatter, "plan"_a, "packed"_a, "target_regions"_a, "begin"_a, "variant"_a = nb::none(),
+        "The reverse: `packed` is the wire's bytes from `begin` on; converts where the plan does.\n\n"
+        "Raises:\n    ValueError: the plan leaves a region, the range the plan, or leaves cut elements; nothing was "
+        "moved.",
+        nb::sig("def scatter(plan: Plan, packed: bytes | bytearray | memoryview, "
+                "target_regions: list[tuple[int, int]], begin: int, variant: str | None = None) -> None"));
+  m.def("digest_packed", &py_digest_packed, "packed"_a,
+        "Leaf digests of wire bytes that lie packed from the first byte of a leaf on.",
+        nb::sig("def digest_packed(packed: bytes | bytearray | memoryview) -> bytes"));
+}
+
 // --- kernels' jobs --------------------------------------------------------------------------------------------------
 
 template <class Row>
@@ -549,6 +596,7 @@ NB_MODULE(_kvlink, m) {
   kvlink::bind_plan(m);
   kvlink::bind_digest(m);
   kvlink::bind_move(m);
+  kvlink::bind_packing(m);
   kvlink::bind_kernel_jobs(m);
   kvlink::bind_cuda(m);
   kvlink::bind_engine(m);

@@ -24,7 +24,9 @@ class HostJob : public PackJob {
       const std::int64_t end = std::min(at_ + kHashBytes, stop);
       const std::byte* packed = slot_ + (at_ - range_.begin);
       move(at_, end, packed);
-      if (!range_.leaves.empty()) hash(packed, end);
+      if (!range_.leaves.empty()) {
+        digest_packed(packed, end - at_, range_.leaves.subspan(static_cast<std::size_t>((at_ - range_.begin) / kLeafBytes)));
+      }
       at_ = end;
     }
     return at_ == range_.end ? Step::done : Step::ran;
@@ -36,15 +38,6 @@ class HostJob : public PackJob {
   const PackRange range_;
 
  private:
-  void hash(const std::byte* packed, std::int64_t end) const {
-    static const HashVariant& variant = hash_variants().front();
-    auto leaf = static_cast<std::size_t>((at_ - range_.begin) / kLeafBytes);
-    for (std::int64_t from = at_; from < end; from += kLeafBytes, packed += kLeafBytes) {
-      const std::int64_t bytes = std::min(kLeafBytes, end - from);
-      range_.leaves[leaf++] = variant.xxh3_64(packed, static_cast<std::size_t>(bytes));
-    }
-  }
-
   const std::byte* const slot_;
   std::int64_t at_;
 };

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "packer.hpp"
+
 namespace kvlink {
 namespace {
 
@@ -49,7 +51,10 @@ Landing::Heard Landing::step(int fd, std::span<std::byte> scratch) {
 void Landing::fill() {
   if (closed_) return;
   if (left_.total() == 0) {
-    if (asked_.empty()) in_.release();
+    if (asked_.empty()) {
+      in_.release();
+      staging_.reset();
+    }
   } else {
     if (cursor_) {
       if (!in_.half_empty()) return;
@@ -114,8 +119,21 @@ void Landing::begin_frame() {
   const auto& [read, stretch] = asked_.front();
   left_.add_body(header_);
   in_.add(theirs_.data(), left_.digests);
-  cursor_.emplace(*read->spec().plan, stretch.begin, stretch.end, Walk::target);
+  if (read->spec().plan->converts()) {
+    if (!staging_) staging_ = std::make_unique_for_overwrite<std::byte[]>(kMaxAskBytes);
+    in_.add(staging_.get(), left_.payload);
+    cursor_.reset();
+  } else {
+    cursor_.emplace(*read->spec().plan, stretch.begin, stretch.end, Walk::target);
+  }
   dropping_ = false;
+}
+
+// What was to be converted has come as it is stored at the source; it is digested so, too.
+void Landing::unpack(AskedRead& read, Stretch stretch, std::span<std::uint64_t> leaves) {
+  const ReadSpec& spec = read.spec();
+  const auto job = HostPacker().scatter({*spec.plan, stretch.begin, stretch.end, leaves}, staging_.get(), spec.regions);
+  while (job->step() != PackJob::Step::done) continue;
 }
 
 // All of it is in memory, and in the cache still. True if the read has something to ask for again.
@@ -129,7 +147,9 @@ bool Landing::finish_frame() {
   const auto leaves = static_cast<std::size_t>(digested ? leaf_count(stretch.end - stretch.begin) : 0);
   const auto ours = std::span(ours_).first(leaves);
   const Time began = Clock::now();
-  if (digested) {
+  if (read->spec().plan->converts()) {
+    unpack(*read, stretch, ours);
+  } else if (digested) {
     digest_leaves(*read->spec().plan, Side::target, read->spec().regions, stretch.begin / kLeafBytes, ours);
   }
   return read->landed(stretch, std::span(theirs_).first(leaves), ours, Clock::now() - began);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <span>
 
@@ -41,6 +42,7 @@ class Landing {
   void drain(std::span<std::byte> scratch);
   void begin_frame();
   bool finish_frame();
+  void unpack(AskedRead& read, Stretch stretch, std::span<std::uint64_t> leaves);
   void read_header(Heard& heard);
   void expect_at_least(int fd, std::size_t bytes);
 
@@ -53,6 +55,7 @@ class Landing {
   std::array<std::uint64_t, kMaxAskLeaves> ours_{};
   LaneTrailer trailer_ = 0;
   std::optional<Cursor> cursor_;  // nullopt once every run is among the iovecs
+  std::unique_ptr<std::byte[]> staging_;  // where a frame lies whose elements are to be converted; none while idle
   bool closed_ = false;           // trailer and next header are among the iovecs
   bool dropping_ = false;
   Iovecs in_;

@@ -17,12 +17,12 @@ from kvlink.layout import (
     compare_identity,
     share_of,
 )
-from kvlink.plan import DIRECT, CopyPlan, Leg, LegPlanner, assign_legs, choose_path, unread_sources
+from kvlink.plan import DIRECT, PACKED, CopyPlan, Leg, LegPlanner, assign_legs, choose_path, unread_sources
 from kvlink.version import VERSION
 
 SCHEMA: Final = "kvlink.layout/1"
 DEFAULT_TOKENS: Final = 4096
-OFFERED_PATHS: Final = (DIRECT,)
+OFFERED_PATHS: Final = (DIRECT, PACKED)
 """What the transports of this version can do."""
 
 _Lists = list[np.ndarray[tuple[int], np.dtype[np.int64]]]
