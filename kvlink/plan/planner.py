@@ -259,7 +259,7 @@ class _Side:
 
 
 def _element_bytes(segment: Segment) -> int:
-    """Larger elements go first, so that each segment begins on the wire at a multiple of its own, and leaves cut none."""
+    """Larger elements go first: then each segment begins on the wire at a multiple of its own, and no leaf cuts one."""
     return 0 if segment.convert is None else segment.convert.source.itemsize
 
 

@@ -387,7 +387,10 @@ class LoopbackTransport(Transport):
         return None if run.outcome is not None else lease
 
     def _land(self, peer: _Peer, run: ReadRun, chunk: int) -> None:
-        """Move one chunk into local memory, converted where the plan does, flip what the script flips, compare digests, then let peers stop or die."""
+        """Move one chunk into local memory, converted where the plan does.
+
+        Flip what the script flips, compare digests, then let peers stop or die.
+        """
         begin, end = run.span(chunk)
         theirs, ours = peer.end.regions(), self.regions()
         lease = self._lease_of(peer, run)

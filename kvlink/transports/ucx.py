@@ -1,8 +1,8 @@
 """One-sided gets over UCX, the way to RDMA and to CMA.
 
 Two paths, and the target chooses for each read. *Direct*: a get a run, from the source's blocks into the target's; for
-long runs. *Packed*: the source gathers runs into slots of a ring that it keeps for the peer, the target gets whole slots
-and scatters them, converting elements where the plan does.
+long runs. *Packed*: the source gathers runs into slots of a ring that it keeps for the peer, the target gets whole
+slots and scatters them, converting elements where the plan does.
 
 The moving is native (native/src/ucx_engine.hpp): one thread per transport, asleep when idle, which never calls Python.
 UCX itself trusts whoever it talks to, so addresses and keys go to authenticated peers only.
