@@ -1,0 +1,191 @@
+"""The worker's half: one rank's bridge. Hooks submit and poll, and never wait.
+
+Every id is reported once, and only after this rank's cut-off: vLLM reuses the blocks at once. What is installed is
+released as soon as it is reported: from then on vLLM alone knows what its blocks hold.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from kvlink.adapters.vllm.messages import Fetch, Publish, StepWork
+from kvlink.adapters.vllm.tally import Tally
+from kvlink.bridge import Bridge
+from kvlink.errors import CancelledError, ConflictError, KVLinkError
+from kvlink.link import Part, State
+from kvlink.protocol import Again, RetryPolicy, again
+from kvlink.wire import Offer, Roster
+
+_log: Final = logging.getLogger("kvlink.adapters.vllm")
+
+
+@dataclass(slots=True)
+class Ended:
+    """Request ids since the last call. A failed load is in ``received`` too: vLLM wants it so."""
+
+    sent: set[str] = field(default_factory=set)
+    received: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Load:
+    """A request whose KV is being fetched. Between two tries it has no part, and ``due`` says when the next begins."""
+
+    fetch: Fetch
+    offer: Offer
+    began: float
+    tries: int = 0
+    part: Part | None = None
+    due: float = 0.0
+    aborted: bool = False
+
+
+class WorkerHalf:
+    """One rank. Called on the worker's main thread.
+
+    A load that fails in a way that may pass is tried again into the same blocks: its cut-off is behind it.
+
+    Args:
+        bridge: over this rank's cache; closed by `close`.
+        fetch_seconds: bound on one transfer, and on all tries together.
+        now: monotonic seconds.
+        uncovered: what becomes of slots past the last token that is loaded.
+    """
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        *,
+        fetch_seconds: float,
+        now: Callable[[], float],
+        uncovered: Literal["leave", "zero"] = "leave",
+    ) -> None:
+        self._bridge = bridge
+        self._fetch_seconds = fetch_seconds
+        self._policy = RetryPolicy(total_seconds=fetch_seconds)
+        self._now = now
+        self._uncovered: Literal["leave", "zero"] = uncovered
+        self._sources: dict[Part, str] = {}
+        self._loads: dict[str, _Load] = {}
+        self._load_of: dict[Part, _Load] = {}
+        self._ended = Ended()
+        self.tally = Tally()
+
+    @property
+    def card(self) -> bytes:
+        """This rank's card, for the scheduler's roster."""
+        return self._bridge.card
+
+    def start(self, work: StepWork) -> None:
+        """Submit what the scheduler decided in this step."""
+        if work.siblings:
+            self._bridge.set_siblings(Roster.of(work.siblings))
+        for publish in work.publish:
+            self._publish(publish)
+        for fetch in work.fetch:
+            load = self._loads[fetch.request_id] = _Load(fetch, Offer.from_bytes(fetch.offer), self._now())
+            self._try(load)
+        for refused in work.refused:
+            self._ended.received.add(refused.request_id)
+            self._ended.failed.add(refused.request_id)
+            self.tally.failed(refused.kind, refused.field)
+            _log.warning("request %s is not loaded: %s", refused.request_id, refused.text)
+        for request_id in work.cancel:
+            self._abort(request_id)
+        for decline in work.decline:
+            self._bridge.decline(Offer.from_bytes(decline.offer), decline.why)
+        if work.renew:
+            self._bridge.renew([Offer.from_bytes(offer) for offer in work.renew])
+
+    def ended(self) -> Ended:
+        """What ended since the last call, each id once. Begins the next try of loads that wait for one."""
+        for part in self._bridge.poll():
+            if part in self._sources:
+                self._sent(part, self._sources.pop(part))
+            else:
+                self._tried(part, self._load_of.pop(part))
+        for load in [load for load in self._loads.values() if load.part is None and self._now() >= load.due]:
+            self._try(load)
+        ended, self._ended = self._ended, Ended()
+        return ended
+
+    def close(self, timeout_seconds: float) -> None:
+        """Drain within the bound, cut off what is left. Idempotent."""
+        report = self._bridge.close(timeout_seconds)
+        if report.cut:
+            _log.warning("closed with %d transfers cut: %s", len(report.cut), ", ".join(report.cut[:4]))
+
+    # --- source -----------------------------------------------------------------------------------------------------
+
+    def _publish(self, publish: Publish) -> None:
+        part = self._bridge.publish(Offer.from_bytes(publish.offer))
+        self._sources[part] = publish.request_id
+
+    def _sent(self, part: Part, request_id: str) -> None:
+        self._ended.sent.add(request_id)
+        self.tally.sent(part.state)
+        if part.state is not State.DONE:
+            _log.warning("request %s was not fetched: %s", request_id, _error_of(part))
+
+    # --- target -----------------------------------------------------------------------------------------------------
+
+    def _try(self, load: _Load) -> None:
+        load.tries += 1
+        load.part = self._bridge.fetch(
+            load.offer,
+            load.fetch.blocks,
+            deadline_seconds=self._fetch_seconds,
+            first_token=load.fetch.first_tokens,
+            uncovered=self._uncovered,
+        )
+        self._load_of[load.part] = load
+
+    def _abort(self, request_id: str) -> None:
+        """Cancel a load; its end is reported as any other's, for vLLM waits for it."""
+        load = self._loads.get(request_id)
+        if load is None:
+            return
+        load.aborted = True
+        if load.part is None:
+            self._failed(load, CancelledError("the request was aborted between two tries"))
+        else:
+            self._bridge.cancel(load.part, "the request was aborted")
+
+    def _tried(self, part: Part, load: _Load) -> None:
+        load.part = None
+        if part.state is State.DONE:
+            self._bridge.release(part.key)
+            del self._loads[load.fetch.request_id]
+            self._ended.received.add(load.fetch.request_id)
+            self.tally.fetched(part, load.tries)
+            return
+        error = _error_of(part)
+        pause = self._policy.pause(
+            error, tries=load.tries, elapsed_seconds=self._now() - load.began, draw=random.random()  # noqa: S311 - jitter
+        )  # fmt: skip
+        if load.aborted or pause is None or again(error) is not Again.HERE:
+            self._failed(load, error)
+        else:
+            load.due = self._now() + pause
+            _log.info("request %s: try %d failed, another follows: %s", load.fetch.request_id, load.tries, error)
+
+    def _failed(self, load: _Load, error: KVLinkError) -> None:
+        request_id = load.fetch.request_id
+        del self._loads[request_id]
+        self._ended.received.add(request_id)
+        self._ended.failed.add(request_id)
+        if not isinstance(error, ConflictError):  # then another request's load of the same offer goes on
+            self._bridge.release(load.offer.key)
+            self._bridge.decline(load.offer, "its load failed, and is not tried again")
+        self.tally.failed(error.code, getattr(error, "field", ""))
+        _log.warning("request %s was not loaded: %s", request_id, error)
+
+
+def _error_of(part: Part) -> KVLinkError:
+    error = None if part.result is None else part.result.error
+    return error or KVLinkError(f"it ended {part.state.name.lower()}", retryable=False)
