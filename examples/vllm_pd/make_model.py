@@ -35,7 +35,7 @@ def latent() -> torch.nn.Module:
     return DeepseekV3ForCausalLM(
         DeepseekV3Config(
             **COMMON, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, kv_lora_rank=512,
-            q_lora_rank=None, qk_rope_head_dim=64, qk_nope_head_dim=32, v_head_dim=32, first_k_dense_replace=2,
+            q_lora_rank=None, qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, first_k_dense_replace=2,
             n_routed_experts=2, num_experts_per_tok=1, n_shared_experts=1, moe_intermediate_size=64, n_group=1,
             topk_group=1,
         )

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-START_SECONDS = 240.0
+START_SECONDS = 600.0
 """For a start: most of it is imports, and the machine may be busy."""
 ANSWER_SECONDS = 120.0
 
@@ -34,6 +34,20 @@ ENVIRONMENT = {
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+def family(session: int) -> list[int]:
+    """Every process of a session: an engine and its workers."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == session:
+                found.append(int(entry.name))
+    return found
 
 
 @dataclass
@@ -95,27 +109,13 @@ class Server:
     def kill(self) -> None:
         """End it and all that it started, at once, as a crash would."""
         if self.process is not None:
-            for process in self._family():
+            for process in family(self.process.pid):
                 try:
                     os.kill(process, signal.SIGKILL)
                 except ProcessLookupError:
                     continue
             self.process.wait(30)
             self.process = None
-
-    def _family(self) -> list[int]:
-        """Every process of its session: vLLM's workers."""
-        assert self.process is not None
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal():
-                try:
-                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                except OSError:
-                    continue
-                if int(fields[3]) == self.process.pid:
-                    found.append(int(entry.name))
-        return found
 
     def complete(self, prompt: list[int], tokens: int = 8, **more: Any) -> dict[str, Any]:
         """The answer to a prompt of token ids, greedily decoded; ``token_ids`` in its choice.
