@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from kvlink.cli import bench, doctor, layout
+from kvlink.cli import bench, doctor, layout, plan, preflight, report
 from kvlink.cli.bench import options
+from kvlink.cli.plan import options as plan_options
 from kvlink.errors import ConfigError, KVLinkError, LayoutError, UnavailableError
 
 EXIT_DONE = 0
@@ -26,6 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_parser(commands)
     doctor.add_parser(commands)
     layout.add_parser(commands)
+    plan_options.add_parsers(commands)
+    report.add_parser(commands)
+    preflight.add_parser(commands)
     arguments = parser.parse_args(argv)
     try:
         return EXIT_DONE if _run(arguments) else EXIT_FAILED
@@ -38,11 +43,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> bool:
-    if arguments.command == "layout":
-        return layout.run(arguments)
-    if arguments.command == "doctor":
-        return doctor.run(arguments)
-    return bench.run(arguments)
+    return _COMMANDS[arguments.command](arguments)
+
+
+_COMMANDS: Final[dict[str, Callable[[argparse.Namespace], bool]]] = {
+    "bench": bench.run,
+    "doctor": doctor.run,
+    "layout": layout.run,
+    "advise": plan.run,
+    "simulate": plan.run,
+    "report": report.run,
+    "preflight": preflight.run,
+}
 
 
 def exit_code(error: KVLinkError) -> int:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from rich.console import Console
+from rich.table import Table
 
 from kvlink.errors import ConfigError, KVLinkError
+
+PIPED_COLUMNS: Final = 120
+"""Width of tables where no terminal says how wide it is."""
 
 
 def check_writable(flag: str, path: Path) -> None:
@@ -63,10 +68,21 @@ def write_result(result: msgspec.Struct, destination: str | None, show: Callable
     if destination is not None:
         write_file("--json", Path(destination), text.encode())
     with standard_output():
-        console = Console(highlight=False, markup=False)
+        console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPED_COLUMNS)
         with console.capture() as shown:  # a console that writes itself ends the process when its pipe breaks
             show(console)
         sys.stdout.write(shown.get())
+
+
+def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], console: Console) -> None:
+    """Print text cells as a table, without lines that a terminal cannot afford."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print()
 
 
 @contextlib.contextmanager

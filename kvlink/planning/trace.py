@@ -73,6 +73,21 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         arrivals = tuple(msgspec.structs.replace(a, at_seconds=a.at_seconds / factor) for a in self.arrivals)
         return msgspec.structs.replace(self, arrivals=arrivals)
 
+    def spread_ties(self) -> Trace:
+        """The same requests, with those of one time stamp spread evenly up to the next stamp.
+
+        For traces with coarse stamps, which else arrive in bursts that nobody has seen. The last stamp's stay together.
+        """
+        arrivals: list[Arrival] = []
+        groups = [list(group) for _, group in itertools.groupby(self.arrivals, key=lambda a: a.at_seconds)]
+        for group, following in itertools.zip_longest(groups, groups[1:], fillvalue=groups[-1]):
+            gap = (following[0].at_seconds - group[0].at_seconds) / len(group)
+            arrivals += [
+                msgspec.structs.replace(arrival, at_seconds=arrival.at_seconds + gap * index)
+                for index, arrival in enumerate(group)
+            ]
+        return msgspec.structs.replace(self, arrivals=tuple(arrivals))
+
 
 class _Line(msgspec.Struct):
     """One line of a JSON trace; fields that are not listed are allowed and not read."""

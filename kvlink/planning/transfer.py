@@ -8,11 +8,13 @@ link's times the measured fraction of the limit: the fraction travels to another
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import Final, Literal
 
 import msgspec
 
+from kvlink import limits
 from kvlink.errors import ConfigError
 
 FIXED_PHASES: Final = ("handshake", "reserve", "plan", "commit", "install")
@@ -62,6 +64,23 @@ class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
     def seconds(self, size: int) -> float:
         """A transfer of ``size`` bytes over an idle link. Nothing to move takes nothing."""
         return self.fixed_seconds + size / self.bytes_per_second if size else 0.0
+
+
+def read_record(path: Path) -> BenchRecord:
+    """Read what ``kvlink bench --json`` wrote, or a record that holds it as ``result``.
+
+    Raises:
+        ConfigError: (a ValueError) the file cannot be read, or is no such result.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(limits.MAX_PLAN_FILE_BYTES)
+        kind = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        return msgspec.json.decode(kind.get("result", msgspec.Raw(data)), type=BenchRecord)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is no kvlink.bench/1 result: {error}") from error
 
 
 def assumed_transfer(link_bytes_per_second: float) -> TransferModel:

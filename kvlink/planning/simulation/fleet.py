@@ -146,8 +146,11 @@ class Fleet:
         self._line.join(arrival.name, tenant=arrival.tenant, priority=arrival.priority)
 
     def _restart(self, flight: Flight) -> None:
-        flight.lost_tokens = flight.computed + flight.generated - (flight.prompt - flight.arrival.prompt_tokens)
+        before = flight.prompt - flight.arrival.prompt_tokens
         self._let_go(flight)
+        flight.lost_tokens = flight.computed + max(
+            flight.generated - before - 1, 0
+        )  # the last one's was not needed yet
         flight.tries += 1
         flight.prompt = flight.arrival.prompt_tokens + flight.generated
         flight.computed = 0

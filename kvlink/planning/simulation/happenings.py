@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 LOOK_AGAIN_SECONDS: Final = 1.0
 """Until a worker that is changing pools may be looked at again by a switch."""
 
+PRESSED_ROOM: Final = 0.8
+"""Part of decode's room that KV fills while others wait in line: then it is decode that they wait for."""
+
 
 def fail(env: simpy.Environment, fleet: Fleet, failure: Failure) -> Steps:
     """A worker dies, and comes back empty after a while."""
@@ -67,21 +70,20 @@ def resize(env: simpy.Environment, fleet: Fleet, plan: Elastic) -> Steps:
 
 
 def _load(fleet: Fleet, role: str, plan: Elastic) -> PoolLoad:
-    """Prefill is pressed by queued prompts that take longer than a period, decode by room that runs out."""
+    """Prefill is pressed by queued prompts that take longer than a period, decode by KV that fills its room.
+
+    Room that is only promised does not count for decode: it is prefill that those requests wait for.
+    """
     active = [w for w in fleet.pool(role) if w.state is PoolState.ACTIVE and w.healthy]
     count = max(len(active), 1)
     if role == PREFILL:
         pressure = sum(map(fleet.queue_seconds, active)) / count / plan.period_seconds
         active.sort(key=lambda worker: (worker.pending_tokens, worker.name))
     else:
-        pressure = sum(worker.space.held / worker.space.total for worker in active) / count
+        pressure = sum(worker.resident / worker.space.total for worker in active) / count
         pressure += 1.0 if fleet.waiting and pressure > PRESSED_ROOM else 0.0
         active.sort(key=lambda worker: (worker.space.held, worker.name))
     return PoolLoad(pressure=pressure, active=tuple(worker.name for worker in active))
-
-
-PRESSED_ROOM: Final = 0.8
-"""Part of decode's room that is held while others wait in line: then it is decode that they wait for."""
 
 
 def leave(env: simpy.Environment, fleet: Fleet, flight: Flight, chance: random.Random, patience: float) -> None:

@@ -66,7 +66,7 @@ class Moves(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prefixes(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that found a part of their prompt in a cache (warm), and those that did not.
+    """Requests that found at least half of their prompt in a cache (warm), and the others (cold).
 
     ``hit_tokens`` is the part of all prompt tokens that was found.
     """
@@ -228,13 +228,13 @@ def _moves(scenario: Scenario, done: Sequence[Flight]) -> Moves:
 
 
 def _prefixes(done: Sequence[Flight]) -> Prefixes:
-    warm = [flight for flight in done if flight.prefix_tokens]
-    cold = [flight for flight in done if not flight.prefix_tokens]
+    warm = [flight for flight in done if flight.prefix_tokens * 2 >= flight.arrival.prompt_tokens]
+    cold = [flight for flight in done if flight.prefix_tokens * 2 < flight.arrival.prompt_tokens]
     prompts = sum(flight.arrival.prompt_tokens for flight in done)
     return Prefixes(
         warm_requests=len(warm),
         cold_requests=len(cold),
-        hit_tokens=sum(flight.prefix_tokens for flight in warm) / prompts if prompts else 0.0,
+        hit_tokens=sum(flight.prefix_tokens for flight in done) / prompts if prompts else 0.0,
         warm_ttft=spread(map(ttft, warm)),
         cold_ttft=spread(map(ttft, cold)),
     )

@@ -124,6 +124,11 @@ class Worker:
         """Tokens of room that nobody has or was promised; fewer than none where requests outgrew what they had."""
         return self.space.free - self.promised
 
+    @property
+    def resident(self) -> int:
+        """Tokens of KV that decode reads in a step."""
+        return self._context
+
     def nudge(self) -> None:
         """Room has come back: a prompt that could not begin may now."""
         if self.pending:
@@ -137,7 +142,9 @@ class Worker:
         """Lose the memory and everything under way; returns who was here."""
         if self._stretch is not None:
             start, batch, context, steps = self._stretch
-            self._step += steps_within(self.cost, batch, context, steps, self._env.now - start) - 1
+            done = steps_within(self.cost, batch, context, steps, self._env.now - start) - 1
+            self._step += done
+            self._context += done * len(self._running)
         for flight in list(self._running):
             self._leave(flight)
         lost = list(self.flights)

@@ -1,0 +1,1 @@
+"""Plans and measurements for people: plots, one self-contained page, and the experiment table."""
