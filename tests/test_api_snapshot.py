@@ -23,6 +23,7 @@ MODULES = (
     "kvlink",
     "kvlink.errors",
     "kvlink.observe",
+    "kvlink.planning",
     "kvlink.transports.base",
     "kvlink.testing.clock",
     "kvlink.testing.conformance",
@@ -73,6 +74,9 @@ def public_names(module: ModuleType) -> list[str]:
 
 
 def lines_of(name: str, value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield f"{name}: {', '.join(value)}"
+        return
     if not isinstance(value, type):
         yield f"{name}{signature(value)}"
         return

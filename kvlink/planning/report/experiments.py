@@ -207,13 +207,15 @@ def _of_bench(data: bytes, file: str) -> tuple[Experiment, ...]:
 
 def _of_plan(data: bytes, file: str) -> tuple[Experiment, ...]:
     plan = msgspec.json.decode(data, type=Plan)
-    rows = [Experiment(row=_simulated(plan, plan.baseline), evidence_level="simulated", decision=None, file=file)]
-    for index, run in enumerate(plan.splits):
-        decision = plan.verdict.value if index == plan.best else None
-        rows.append(
-            Experiment(row=_simulated(plan, run), evidence_level="simulated", decision=decision, file=file)
-        )  # fmt: skip
-    return tuple(rows)
+    return tuple(
+        Experiment(
+            row=_simulated(plan, run),
+            evidence_level="simulated",
+            decision=plan.verdict.value if run == plan.best_split else None,
+            file=file,
+        )
+        for run in (*plan.together, *plan.splits)
+    )
 
 
 def _simulated(plan: Plan, run: SimulationResult) -> Row:

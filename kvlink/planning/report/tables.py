@@ -17,8 +17,8 @@ def runs_table(plan: Plan) -> Table:
     titles = ("configuration", "goodput", "in time", "TTFT p50/p95/p99 s", "TPOT p50/p95/p99 ms", "E2E p95 s",
               "line p95 s", "recomputed")  # fmt: skip
     rows = []
-    for index, run in enumerate((plan.baseline, *plan.splits)):
-        mark = " (best split)" if index == plan.best + 1 and len(plan.splits) > 1 else ""
+    for run in (*plan.together, *plan.splits):
+        mark = " (baseline)" if run == plan.baseline else " (best split)" if run == plan.best_split else ""
         rows.append((
             run.configuration + mark, f"{run.goodput_rps:.3f} /s", f"{run.attainment:.1%}", _three(run.ttft, 1),
             _three(run.tpot, 1e3), _number(run.e2e.p95), _number(run.line_seconds.p95), f"{run.recomputed_tokens:,}",
@@ -149,6 +149,8 @@ def page_of(plan: Plan) -> bytes:
 def _three(spread: Spread, scale: float, form: str = ".3g") -> str:
     """p50 / p95 / p99."""
     values = (spread.p50, spread.p95, spread.p99)
+    if spread.p50 is None:
+        return ""
     return " / ".join("" if value is None else _plain(value * scale, form) for value in values)
 
 

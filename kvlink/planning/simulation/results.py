@@ -168,7 +168,11 @@ def make_result(trace: Trace, scenario: Scenario, fleet: Fleet, flights: Sequenc
     decode = scenario.workers - scenario.prefill_workers
     return SimulationResult(
         trace=trace.name,
-        configuration=f"{scenario.prefill_workers} prefill + {decode} decode" if split else f"{decode} co-located",
+        configuration=(
+            f"{scenario.prefill_workers} prefill + {decode} decode"
+            if split
+            else f"{decode} co-located, {scenario.token_budget}/step"
+        ),
         prefill_workers=scenario.prefill_workers,
         decode_workers=decode,
         requests=Counts(
