@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kvlink.cli.output import check_writable, write_file, write_result
+from kvlink.cli.output import check_writable, print_table, write_file, write_result
 from kvlink.errors import ConfigError
 from kvlink.planning.report.experiments import (
     COLUMNS,
@@ -44,20 +44,27 @@ def run(arguments: argparse.Namespace) -> bool:
 
 
 def _show(report: Report, console: Console) -> None:
-    """Each experiment as a block of what it states: seventeen columns fit no terminal."""
+    """Tables that fit a terminal: serving and hand-over apart, and what all rows share above the table."""
     for level, experiments in report.levels.items():
-        console.print(f"{level}\n", style="bold")
-        for one in experiments:
-            cells = dict(zip(COLUMNS, experiment_cells(one), strict=True))
-            console.print(f"  {cells.pop('configuration')}", soft_wrap=True)
-            del cells["evidence"]
-            stated = [f"{name} {text}" for name, text in cells.items() if text]
-            console.print(f"    {', '.join(stated)}", soft_wrap=True)
-        console.print()
+        console.print(f"evidence level: {level}\n", style="bold")
+        for moved in (False, True):
+            rows = [experiment_cells(one) for one in experiments if (one.rate_gb_s is not None) is moved]
+            if rows:
+                _show_rows(rows, console)
+
+
+def _show_rows(rows: list[tuple[str, ...]], console: Console) -> None:
+    values = {name: [row[index] for row in rows] for index, name in enumerate(COLUMNS) if name != "evidence"}
+    stated = {name: cells for name, cells in values.items() if any(cells)}
+    shared = {name for name, cells in stated.items() if len(rows) > 1 == len(set(cells)) and name != "configuration"}
+    if shared:
+        console.print(", ".join(f"{name} {stated[name][0]}" for name in stated if name in shared), soft_wrap=True)
+    own = [name for name in stated if name not in shared]
+    print_table(own, zip(*(stated[name] for name in own), strict=True), console)
 
 
 def _page(report: Report) -> bytes:
-    page = Page("Experiments", f"evidence levels: {', '.join(report.levels)}")
+    page = Page("Experiments", f"evidence levels: {', '.join(report.levels)}", wide=True)
     page.paragraph("A field without a measurement is empty. Levels are kept apart: do not compare across them.")
     plots = experiment_plots(report)
     for level, experiments in report.levels.items():

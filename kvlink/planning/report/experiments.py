@@ -191,7 +191,7 @@ def _of_bench(data: bytes, file: str) -> tuple[Experiment, ...]:
     bench = msgspec.json.decode(data, type=_Bench)
     case = bench.case
     row = Row(
-        configuration=f"hand-over only: {case.flow} over {case.transport}, {case.path}",
+        configuration=f"hand-over: {case.flow} over {case.transport}, {case.path}",
         backend="kvlink bench",
         model=case.model,
         dtype=case.dtype,

@@ -14,6 +14,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #111827; max-width: 1120px; 
 h1 { font-size: 1.5rem; margin-bottom: .2rem } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem }
 table { border-collapse: collapse; font-size: 13.5px; font-variant-numeric: tabular-nums }
 th, td { padding: .3rem .7rem; border-bottom: 1px solid #e5e7eb; text-align: left; vertical-align: top }
+body.wide { max-width: 1640px } .wide td:first-child { min-width: 13em }
 th { background: #f9fafb } td.number, th.number { text-align: right }
 .scroll { overflow-x: auto } img { max-width: 100%; height: auto; margin: .5rem 0 }
 .level { display: inline-block; padding: .05rem .6rem; border-radius: 1rem; background: #fef3c7; font-size: 13px }
@@ -34,10 +35,12 @@ class Page:
     Args:
         title: of the page.
         level: the evidence level of everything on it, or what else qualifies it.
+        wide: for tables of many columns.
     """
 
-    def __init__(self, title: str, level: str) -> None:
+    def __init__(self, title: str, level: str, *, wide: bool = False) -> None:
         self._title = title
+        self._class = ' class="wide"' if wide else ""
         self._parts = [f'<h1>{escape(title)}</h1><span class="level">{escape(level)}</span>']
 
     def heading(self, text: str) -> None:
@@ -76,7 +79,7 @@ class Page:
     def render(self) -> bytes:
         """The page, UTF-8."""
         head = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(self._title)}</title>'
-        return f"{head}<style>{_STYLE}</style></head><body>{''.join(self._parts)}</body></html>\n".encode()
+        return f"{head}<style>{_STYLE}</style></head><body{self._class}>{''.join(self._parts)}</body></html>\n".encode()
 
 
 def _cell(text: str) -> str:

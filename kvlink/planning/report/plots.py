@@ -189,7 +189,7 @@ def _links(plan: Plan) -> Figure:
 
 
 def _short(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def experiment_plots(report: Report) -> dict[str, bytes]:
@@ -202,16 +202,16 @@ def experiment_plots(report: Report) -> dict[str, bytes]:
     with _styled():
         for level, experiments in report.levels.items():
             serving = [
-                (one.row.configuration, one.row.throughput_rps, one.row.p95_latency_ms)
+                (one.row.configuration, one.row.throughput_rps, one.row.p95_latency_ms / 1e3)
                 for one in experiments
                 if one.row.throughput_rps is not None and one.row.p95_latency_ms is not None
             ]
             if serving:
-                titles = ("Throughput, requests/s", "P95 latency, ms")
+                titles = ("Throughput, requests/s", "P95 end to end, s")
                 plots[f"serving-{level}"] = _png(_bars(f"Serving ({level})", titles, serving))
             moved = [
                 (
-                    f"{one.row.configuration.removeprefix('hand-over only: ')}\n{one.file}",
+                    f"{one.row.configuration.removeprefix('hand-over: ')}\n{one.file}",
                     one.rate_gb_s,
                     one.row.hand_over_ms,
                 )
@@ -229,11 +229,12 @@ def _bars(title: str, titles: tuple[str, str], rows: list[tuple[str, float, floa
     figure, axes = _figure(2, title, width=5.2, height=1.4 + 0.42 * len(rows))
     for index, axis in enumerate(axes):
         values = [row[1] if index == 0 else row[2] for row in rows]
-        bars = axis.barh(range(len(rows)), values, color=SPLIT, height=0.6)
+        bars = axis.barh(range(len(rows)), values, color=SPLIT, height=0.55)
         axis.bar_label(bars, [_short(value) for value in values], fontsize=8, padding=2)
         axis.set_yticks(range(len(rows)), [row[0] for row in rows] if index == 0 else [""] * len(rows), fontsize=8)
         axis.invert_yaxis()
         axis.set_title(titles[index])
+        axis.tick_params(axis="y", length=0)
         axis.grid(visible=False, axis="y")
         axis.margins(x=0.15)
     return figure
