@@ -41,6 +41,7 @@ class Engine:
     num_blocks: int = 32
     identity: Identity = IDENTITY
     canary: int = SOURCE_CANARY
+    shareable: bool = False
     settings: dict[str, object] = field(default_factory=dict)
     incarnation: str = ""
     ranks: list[Rank] = field(default_factory=list)
@@ -110,7 +111,7 @@ class Engine:
             num_blocks=self.num_blocks,
             dtype=DType.BFLOAT16,
         )
-        caches = Caches.standard(spec)
+        caches = Caches.standard(spec, shareable=self.shareable)
         content = CacheContent(spec, [region.array for region in caches.regions], self.canary)
         content.wipe()
         transports: list[Transport] | None = None

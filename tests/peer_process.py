@@ -6,6 +6,7 @@ a file both processes map, so that a test sees it while its owner is stopped or 
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import signal
@@ -23,13 +24,18 @@ import numpy as np
 from kvlink.errors import KVLinkError, TransportError
 from kvlink.plan import CopyPlan, Dim, Segment
 from kvlink.testing.harness import MEMORY_BYTES, REGION
-from kvlink.transports.base import Completion, Exposure, LeaseReport, Read, RegionKey
+from kvlink.transports.base import Backing, Completion, Exposure, LeaseReport, Read, RegionKey
+from kvlink.transports.shared import SharedTransport
 from kvlink.transports.stream import StreamTransport
 from kvlink.transports.ucx import UcxProbe, UcxTransport
 
 MAX_MESSAGE = 1 << 20
 MAX_SOCKETS = 16
-KINDS: dict[str, Callable[..., UcxTransport | StreamTransport]] = {"ucx": UcxTransport, "stream": StreamTransport}
+F_SEAL_FUTURE_WRITE = 0x0010  # Linux 5.1; Python has no name for it yet
+AnyTransport = UcxTransport | StreamTransport | SharedTransport
+KINDS: dict[str, Callable[..., AnyTransport]] = {
+    "ucx": UcxTransport, "stream": StreamTransport, "shared": SharedTransport,
+}  # fmt: skip
 
 
 class Call(msgspec.Struct, array_like=True):
@@ -81,7 +87,7 @@ class PeerProcess:
         environment: dict[str, str] | None = None,
         **settings: object,
     ) -> None:
-        descriptor = os.memfd_create("peer")
+        descriptor = os.memfd_create("peer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, length)
         self.memory = map_memory(descriptor, length)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -188,17 +194,22 @@ class PeerProcess:
 class Served:
     """What a peer process answers; each public method is a call."""
 
-    def __init__(self, memory: np.ndarray) -> None:
-        self._memory = memory
-        self._transport: UcxTransport | StreamTransport | None = None
+    def __init__(self, descriptor: int, length: int) -> None:
+        self._descriptor = descriptor
+        self._memory = map_memory(descriptor, length)
+        self._transport: AnyTransport | None = None
         self.descriptors: list[int] = []
 
     def open(self, kind: str, settings: dict[str, Any]) -> bytes:
         """A transport in place of the one before."""
         if self._transport is not None:
             self._transport.close()
+        backing = None
+        if settings.pop("shareable", False):
+            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | F_SEAL_FUTURE_WRITE)
+            backing = Backing(self._descriptor, 0)
         self._transport = KINDS[kind](**settings)
-        self._transport.register(REGION, self._memory.ctypes.data, len(self._memory))
+        self._transport.register(REGION, self._memory.ctypes.data, len(self._memory), backing)
         self._tls = settings.get("ucx_tls")
         return self._transport.address()
 
@@ -262,4 +273,4 @@ def serve(calls: socket.socket, served: Served) -> None:
 
 if __name__ == "__main__":
     calling, shared, size = map(int, sys.argv[1:])
-    serve(socket.socket(fileno=calling), Served(map_memory(shared, size)))
+    serve(socket.socket(fileno=calling), Served(shared, size))

@@ -74,7 +74,7 @@ class ProcessHarness(Harness):
         super().__init__()
         self.kind, self.settings = kind, settings
         self.memory = np.zeros(MEMORY_BYTES, np.uint8)
-        self.target = KINDS[kind](**settings)
+        self.target = KINDS[kind](**{name: value for name, value in settings.items() if name != "shareable"})
         self.target.register(REGION, self.memory.ctypes.data, MEMORY_BYTES)
         self.source: ProcessSource = ProcessSource(kind, settings)
         self.reconnect()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import mmap
+import os
 from collections import Counter
 
 import msgspec
@@ -16,7 +18,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from kvlink import limits
 from kvlink.errors import ClosedError, ConflictError, LayoutError, UnknownRequestError
 from kvlink.layout import STANDARD_LAYOUTS, DType, Group, IndexedBy, Place, PlaneKind, Row, share_of
-from kvlink.memory import BlockLedger, Caches, LedgerError, MemoryStats, PlaneKey, Span, allocate_pool
+from kvlink.memory import BlockLedger, Caches, LedgerError, MemoryStats, PlaneKey, Region, Span, allocate_pool
 from kvlink.plan import plan_leg
 
 PLACE = Place(engine="p", incarnation="1")
@@ -594,3 +596,49 @@ class LedgerMachine(RuleBasedStateMachine):
 
 LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestLedgerMachine = LedgerMachine.TestCase
+
+
+# --- shareable pools ------------------------------------------------------------------------------------------------
+
+
+def test_a_shareable_pool_lies_in_a_file_that_others_only_read() -> None:
+    """K2: whoever gets the descriptor can neither write, nor map it writable, nor cut it short under us."""
+    with allocate_pool(3 * limits.HUGE_PAGE_BYTES + 5, shareable=True) as pool:
+        assert pool.address % limits.HUGE_PAGE_BYTES == 0
+        assert pool.pages in {"huge", "transparent huge", "ordinary"}
+        pool.array[:] = 7
+        backing = pool.backing(pool.address + 100, 50)
+        assert backing is not None
+        assert os.pread(backing.descriptor, 50, backing.offset) == bytes([7]) * 50
+        for spoil in (
+            lambda: os.pwrite(backing.descriptor, b"x", 0),
+            lambda: os.ftruncate(backing.descriptor, 1),
+            lambda: mmap.mmap(backing.descriptor, 4096),
+        ):
+            with pytest.raises(OSError, match="permitted"):
+                spoil()
+        assert pool.backing(pool.address + pool.nbytes - 10, 11) is None
+        assert pool.backing(pool.address - 1, 5) is None
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(backing.descriptor)
+
+
+def test_a_private_pool_has_no_file() -> None:
+    with allocate_pool(4096) as pool:
+        assert pool.backing(pool.address, 1) is None
+
+
+def test_what_lies_in_a_shareable_pool_is_backed() -> None:
+    """A cache of an engine's own tensors, made inside a pool, can be mapped like one that KVLink allocated."""
+    spec = rank_spec("nhd")
+    own = Caches.standard(spec, shareable=True)
+    assert all(region.backing is not None for region in own.regions)
+    assert all(region.backing is None for region in Caches.standard(spec).regions)
+    with allocate_pool(sum(spec.region_bytes), shareable=True) as pool:
+        starts = np.cumsum([0, *spec.region_bytes])
+        regions = [Region(pool.address + int(at), n) for at, n in zip(starts, spec.region_bytes, strict=False)]
+        outside = Caches.standard(spec)
+        backed = Caches(spec, tuple(regions)).within(pool)
+        offsets = [region.backing.offset for region in backed.regions if region.backing]
+        assert [offset - offsets[0] for offset in offsets] == starts[:-1].tolist()
+        assert outside.within(pool).regions == outside.regions

@@ -413,7 +413,7 @@ class Engine:
     def cut_off(self, peer: str, attempt: int) -> int: ...
     def poll(
         self, limit: int
-    ) -> list[tuple[int, int, str, int, int, int, int | None, int, int | None, float, float, str]]:
+    ) -> list[tuple[int, int, str, int, int, int, int | None, int, int | None, float, float, str, str, str]]:
         """Completions as tuples of kvlink.transports.base.Completion's fields."""
 
     def fileno(self) -> int: ...
@@ -476,6 +476,24 @@ class StreamEngine(Engine):
     def import_region(self, peer: str, region: int, length: int) -> None: ...
     def connect(self, peer: str, channel: int, lanes: Sequence[int]) -> int:
         """Takes all descriptors over, whatever happens."""
+
+class SharedEngine(Engine):
+    """Memory shared within a host; see kvlink.transports.shared."""
+
+    def __init__(self, seconds: tuple[float, float, float, float], max_reads: int) -> None:
+        """Seconds: heartbeat, peer lost, close timeout, renewal linger."""
+
+    def register_backed(self, region: int, address: int, length: int, descriptor: int, offset: int) -> None:
+        """
+        As `register`; peers may map the region, which lies at `offset` of a sealed file.
+        """
+
+    def unregister(self, region: int) -> None: ...
+    def region_length(self, region: int) -> int: ...
+    def is_backed(self, region: int) -> bool: ...
+    def import_region(self, peer: str, region: int, length: int, mappable: bool) -> None: ...
+    def connect(self, peer: str, channel: int, lane: int) -> int:
+        """Takes both descriptors over, whatever happens."""
 
 class UcxProbe:
     """A bare loop over UCX gets: the limit that transfers are compared with."""

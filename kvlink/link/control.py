@@ -164,7 +164,11 @@ class ControlConnection:
         return await self.receive()
 
     async def channel(
-        self, index: int = 0, *, timeout_seconds: float = limits.HANDSHAKE_TIMEOUT_SECONDS
+        self,
+        index: int = 0,
+        *,
+        path: str | None = None,
+        timeout_seconds: float = limits.HANDSHAKE_TIMEOUT_SECONDS,
     ) -> socket.socket:
         """The native channel that goes with this connection, or a lane beside it: a socket proven by a one-time key.
 
@@ -173,6 +177,7 @@ class ControlConnection:
 
         Args:
             index: 0 is the channel; its lanes are 1 to `limits.MAX_LANES`. Each can be had once.
+            path: the Unix socket to dial, where the transport listens by itself (`Transport.lane_listener`).
             timeout_seconds: bound on it.
 
         Raises:
@@ -186,7 +191,7 @@ class ControlConnection:
         try:
             async with asyncio.timeout(timeout_seconds):
                 if self.dialled is not None:
-                    return await self._dial_channel(self.dialled, index)
+                    return await self._dial_channel(Address(path=path) if path else self.dialled, index)
                 if self.error is None:
                     await self._channel_arrived[index].wait()
         except TimeoutError:

@@ -29,6 +29,7 @@ from kvlink.memory import BlockLedger, Caches, MemoryStats
 from kvlink.observe import Counters, Events, PartEnded, PeerConnected, PeerDisconnected, cause_of
 from kvlink.protocol import Timing
 from kvlink.transports.base import CompletionKind, Transport
+from kvlink.transports.shared import SharedTransport
 from kvlink.transports.stream import StreamTransport
 from kvlink.transports.ucx import UcxTransport
 from kvlink.version import VERSION
@@ -479,6 +480,9 @@ async def open_driver(
             introduce=rank.introduce,
             handshake_seconds=config.handshake_seconds,
         )
+        for pump in pumps:
+            if (lanes := pump.transport.lane_listener()) is not None:
+                listener.accept_lanes(lanes)
     except BaseException:
         _close_all(pumps)
         raise
@@ -521,8 +525,13 @@ def _make(name: str, config: Config) -> Transport:
             heartbeat_seconds=config.heartbeat_seconds,
             peer_lost_seconds=config.peer_lost_seconds,
         )
+    if name == "shared":
+        return SharedTransport(
+            heartbeat_seconds=config.heartbeat_seconds,
+            peer_lost_seconds=config.peer_lost_seconds,
+        )
     raise ConfigError(
-        f"transports names {name!r}; known are 'ucx' and 'stream'. A loopback is made by the caller: "
+        f"transports names {name!r}; known are 'ucx', 'stream' and 'shared'. A loopback is made by the caller: "
         "open_link(..., transports=[...])"
     )
 

@@ -46,13 +46,14 @@ class Listener:
         self.refused: Counter[str] = Counter()
         self.turns_away: str | None = None
         self._socket = sock
+        self._lane_sockets: list[socket.socket] = []
         self._inode = os.stat(self.address.path).st_ino if self.address.path else None
         self._secret = secret
         self._introduce = introduce
         self._handshake_seconds = handshake_seconds
         self._unproven: dict[asyncio.Task[bool], None] = {}
         self._sockets: dict[bytes, tuple[float, ControlConnection, int]] = {}  # by session id: not yet come
-        self._resume: asyncio.TimerHandle | None = None
+        self._resumes: dict[socket.socket, asyncio.TimerHandle] = {}
 
     @classmethod
     async def bind(
@@ -83,6 +84,10 @@ class Listener:
             log.info("listening on %s, with a secret", listener.address)
         return listener
 
+    def accept_lanes(self, sock: socket.socket) -> None:
+        """Let lanes in on ``sock``, too: listening, non-blocking, and its owner's to close. Call it before `serve`."""
+        self._lane_sockets.append(sock)
+
     async def serve(self, on_connection: OnConnection) -> None:
         """Let peers in until cancelled.
 
@@ -94,13 +99,16 @@ class Listener:
         """
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as handshakes:
-            loop.add_reader(self._socket, self._accept, handshakes, on_connection)
+            sockets = (self._socket, *self._lane_sockets)
+            for sock in sockets:
+                loop.add_reader(sock, self._accept, sock, handshakes, on_connection)
             try:
                 await loop.create_future()
             finally:
-                loop.remove_reader(self._socket)
-                if self._resume is not None:
-                    self._resume.cancel()
+                for resume in self._resumes.values():
+                    resume.cancel()
+                for sock in sockets:
+                    loop.remove_reader(sock)
 
     def close(self) -> None:
         """Give the address up. Idempotent; call it after `serve` has ended."""
@@ -113,18 +121,18 @@ class Listener:
                 if os.stat(self.address.path).st_ino == self._inode:  # or another listener has taken the path since
                     os.unlink(self.address.path)
 
-    def _accept(self, handshakes: asyncio.TaskGroup, on_connection: OnConnection) -> None:
+    def _accept(self, listening: socket.socket, handshakes: asyncio.TaskGroup, on_connection: OnConnection) -> None:
         """The socket is readable: take what waits. Synchronous, so that no accepted socket is lost to a cancel."""
         for _ in range(limits.LISTEN_BACKLOG):
             try:
-                sock, _ = self._socket.accept()
+                sock, _ = listening.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionAbortedError:
                 self.refused["peer_lost"] += 1
                 continue
             except OSError as error:
-                self._pause(error, handshakes, on_connection)
+                self._pause(error, listening, handshakes, on_connection)
                 return
             if self.turns_away is not None:
                 sock.close()
@@ -147,13 +155,15 @@ class Listener:
         if task.cancelled() or not task.result():
             sock.close()
 
-    def _pause(self, error: OSError, handshakes: asyncio.TaskGroup, on_connection: OnConnection) -> None:
+    def _pause(
+        self, error: OSError, listening: socket.socket, handshakes: asyncio.TaskGroup, on_connection: OnConnection
+    ) -> None:
         """Out of descriptors, most likely: the pending connection keeps the socket readable, so do not spin on it."""
         log.warning("cannot accept on %s: %s; trying again", self.address, error.strerror)
         loop = asyncio.get_running_loop()
-        loop.remove_reader(self._socket)
-        self._resume = loop.call_later(
-            limits.ACCEPT_PAUSE_SECONDS, loop.add_reader, self._socket, self._accept, handshakes, on_connection
+        loop.remove_reader(listening)
+        self._resumes[listening] = loop.call_later(
+            limits.ACCEPT_PAUSE_SECONDS, loop.add_reader, listening, self._accept, listening, handshakes, on_connection
         )
 
     async def _let_in(self, sock: socket.socket, on_connection: OnConnection) -> bool:

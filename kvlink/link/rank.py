@@ -61,7 +61,7 @@ class LocalRank:
         ).to_bytes()
 
     def choose(self, theirs: Sequence[TransportCard], peer: str) -> tuple[Pump, TransportCard, str]:
-        """The first transport of ours that the peer has too.
+        """The first transport of ours that the peer has too, and that can work between the two.
 
         Returns:
             Its pump, the peer's card, and the reason for the choice.
@@ -70,14 +70,19 @@ class LocalRank:
             PeerIncompatibleError: none in common; both lists are named.
         """
         offered = {card.name: card for card in theirs}
+        passed: list[str] = []
         for pump in self.pumps:
             name = pump.transport.capabilities().name
-            if name in offered:
-                reason = "only transport in common" if len(offered) == 1 else "first of ours that the peer offers"
-                return pump, offered[name], reason
+            if name not in offered:
+                continue
+            if (refusal := pump.transport.refusal(offered[name].address)) is not None:
+                passed.append(f"; not {name}: {refusal}")
+                continue
+            reason = "only transport in common" if len(offered) == 1 else "first of ours that the peer offers"
+            return pump, offered[name], reason + "".join(passed)
         ours = [pump.transport.capabilities().name for pump in self.pumps]
         raise PeerIncompatibleError(
-            f"no transport in common: we have {ours}, the peer has {sorted(offered)}; "
+            f"no transport in common{''.join(passed)}: we have {ours}, the peer has {sorted(offered)}; "
             "set the same `transports` on both sides",
             peer=peer,
             stage="handshake",
@@ -108,7 +113,7 @@ def register_all(pump: Pump, caches: Caches) -> None:
     done: list[int] = []
     try:
         for index, region in enumerate(caches.regions):
-            pump.transport.register(index, region.address, region.length)
+            pump.transport.register(index, region.address, region.length, region.backing)
             done.append(index)
     except TransportError:
         for index in done:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kvlink.link.pump import Pump
     from kvlink.link.rank import LocalRank
     from kvlink.link.tasks import TaskSet
+    from kvlink.transports.base import Transport
 
 _log = logging.getLogger("kvlink.link")
 _serial = itertools.count(1)
@@ -237,7 +238,7 @@ class Sessions:
         peer = str(spec.place)
         self._compare(connection)
         pump, card, reason = self._rank.choose(connection.peer_introduce.transports, peer)
-        channel, *lanes = await self._open_sockets(connection, 1 + pump.transport.lanes(card.address))
+        channel, *lanes = await self._open_sockets(connection, pump.transport, card.address)
         wire_name = f"{'source' if self._reading else 'target'} {next(_serial)} {peer}"
         op = pump.transport.connect(wire_name, card.address, channel, lanes)
         try:
@@ -270,13 +271,14 @@ class Sessions:
         if not self._rank.stands_by(connection.told):
             raise PeerLostError("this link woke up over another cache while the connection was made")
 
-    async def _open_sockets(self, connection: ControlConnection, count: int) -> list[int]:
+    async def _open_sockets(self, connection: ControlConnection, transport: Transport, address: bytes) -> list[int]:
         """Descriptors of the channel and its lanes, in this order; none is left open if one does not come."""
         seconds = self._rank.config.handshake_seconds
         with contextlib.ExitStack() as undo:
             opened = []
-            for index in range(count):
-                opened.append(await connection.channel(index, timeout_seconds=seconds))
+            for index in range(1 + transport.lanes(address)):
+                path = transport.lane_path(address) if index > 0 else None
+                opened.append(await connection.channel(index, path=path, timeout_seconds=seconds))
                 undo.callback(opened[-1].close)  # which does nothing to one that is detached
             return [sock.detach() for sock in opened]
 

@@ -179,6 +179,8 @@ class TargetWork:
         """Account for a read."""
         leg.reading = False
         leg.rereads = completion.rereads
+        if completion.path:
+            self.path, self.path_reason = completion.path, completion.path_reason
         self.phases["wire"] = max(self.phases["wire"], completion.wire_seconds)
         self.phases["verify"] = max(self.phases["verify"], completion.verify_seconds)
 

@@ -14,8 +14,9 @@ import numpy as np
 from kvlink import limits
 from kvlink.errors import LayoutError
 from kvlink.layout import CacheSpec, DType, Group, Identity, Place, Plane, PlaneKind, check_spec
-from kvlink.memory.pools import allocate_pool
+from kvlink.memory.pools import Pool, allocate_pool
 from kvlink.memory.tensors import NamedAxes, Strided, TensorLike, name_axes, read_strided
+from kvlink.transports.base import Backing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,13 +56,15 @@ class Span(NamedTuple):
 class Region:
     """One stretch of memory to be registered: ``length`` bytes at ``address``. ``owner`` keeps it alive.
 
-    A source may give memory that is not ``writable``; a target may not.
+    A source may give memory that is not ``writable``; a target may not. ``backing``: the file it lies in, if others may
+    map it.
     """
 
     address: int
     length: int
     owner: object = field(default=None, repr=False, compare=False)
     writable: bool = True
+    backing: Backing | None = None
 
     @property
     def array(self) -> NDArray[np.uint8]:
@@ -109,8 +112,12 @@ class Caches:
         return self.device == "cpu"
 
     @classmethod
-    def standard(cls, spec: CacheSpec) -> Self:
+    def standard(cls, spec: CacheSpec, *, shareable: bool = False) -> Self:
         """Allocate zeroed host memory for a spec: one pool on huge pages, each region on pages of its own.
+
+        Args:
+            spec: what the cache means.
+            shareable: see `allocate_pool`: ranks of this host map it over the shared transport.
 
         Raises:
             LayoutError: the spec is impossible.
@@ -121,9 +128,10 @@ class Caches:
         for length in spec.region_bytes:
             starts.append(end)
             end += -(-length // limits.HUGE_PAGE_BYTES) * limits.HUGE_PAGE_BYTES
-        pool = allocate_pool(end)
+        pool = allocate_pool(end, shareable=shareable)
         regions = tuple(
-            Region(pool.address + start, length, pool) for start, length in zip(starts, spec.region_bytes, strict=True)
+            Region(at := pool.address + start, length, pool, backing=pool.backing(at, length))
+            for start, length in zip(starts, spec.region_bytes, strict=True)
         )
         return cls(spec, regions, (pool,))
 
@@ -215,6 +223,18 @@ class Caches:
             placed.append(_Placed(key, key.kind, span.address, strides, channels, (span.address, span.length)))
         _check_registered(placed, groups, absent)
         return cls._assemble(placed, groups, identity, place, tuple(keepalive), device)
+
+    def within(self, *pools: Pool) -> Self:
+        """The same cache, which lies in shareable ``pools``: ranks of this host map what of it does.
+
+        For caches made from tensors or pointers; `standard` knows its own pool.
+        """
+        regions = tuple(
+            replace(region, backing=next(filter(None, backings), region.backing))
+            for region in self.regions
+            for backings in [(pool.backing(region.address, region.length) for pool in pools)]
+        )
+        return replace(self, regions=regions, keepalive=(*self.keepalive, *pools))
 
     @classmethod
     def _assemble(

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING
 from kvlink.errors import TransportError
 
 if TYPE_CHECKING:
+    import socket
+
     from kvlink.plan import CopyPlan
 
 
@@ -76,6 +78,7 @@ class Completion:
         wire_seconds: from the first get posted to the last one landed.
         verify_seconds: time spent hashing.
         detail: the transport's own word for a failure, or "".
+        path, path_reason: how the bytes came, and why so, of a transport that has several ways (READ), else "".
     """
 
     kind: CompletionKind
@@ -90,6 +93,8 @@ class Completion:
     wire_seconds: float = 0.0
     verify_seconds: float = 0.0
     detail: str = ""
+    path: str = ""
+    path_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +108,17 @@ class Capabilities:
     rdma: bool = False
     gpu: bool = False
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Backing:
+    """The file that memory lies in, from ``offset`` on, so that other processes of this host may map it.
+
+    The file is sealed: it cannot shrink, and nobody else can write it. ``descriptor`` stays its owner's.
+    """
+
+    descriptor: int
+    offset: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +189,14 @@ class Transport(ABC):
         """Opaque address for the peer's `connect`. Told only to authenticated peers."""
 
     @abstractmethod
-    def register(self, region: int, address: int, length: int) -> None:
+    def register(self, region: int, address: int, length: int, backing: Backing | None = None) -> None:
         """Make ``length`` bytes at ``address`` readable and fillable as ``region``.
+
+        Args:
+            region: its number.
+            address: of its first byte.
+            length: in bytes.
+            backing: the file that they lie in, if they lie in one; for transports that map memory.
 
         Raises:
             TransportError: registration failed; nothing is registered under this id.
@@ -187,6 +209,24 @@ class Transport(ABC):
     @abstractmethod
     def export_key(self, region: int) -> RegionKey:
         """The key by which a peer may read ``region``."""
+
+    def refusal(self, address: bytes) -> str | None:
+        """Why a pair cannot use this transport, given the other end's address; both ends answer alike.
+
+        ``None``: as far as addresses tell, it can. Asked before `lanes`, so that another transport may be taken.
+        """
+        return None
+
+    def lane_listener(self) -> socket.socket | None:
+        """A listening socket of its own, if the lanes of its peers must come that way; else they come as channels do.
+
+        The transport closes it. The link accepts, and lets in only who proves itself, as everywhere.
+        """
+        return None
+
+    def lane_path(self, address: bytes) -> str | None:
+        """Where the other end's `lane_listener` is reached: the path of a Unix socket; else as channels are."""
+        return None
 
     def lanes(self, address: bytes) -> int:
         """Sockets beside the channel that a pair needs, given the other end's address; both ends answer alike.

@@ -15,6 +15,7 @@ from kvlink.errors import ClosedError, LayoutError, TransportError, UnsupportedE
 from kvlink.limits import CLOSE_TIMEOUT_SECONDS, MAX_CHUNK_LEAVES, RENEWAL_LINGER_SECONDS
 from kvlink.plan import PACKED
 from kvlink.transports.base import (
+    Backing,
     Completion,
     CompletionKind,
     Exposure,
@@ -45,7 +46,7 @@ class NativeTransport(Transport, Generic[AnyEngine]):
         self._pid = os.getpid()
         self._closed = False
 
-    def register(self, region: int, address: int, length: int) -> None:
+    def register(self, region: int, address: int, length: int, backing: Backing | None = None) -> None:
         """See `Transport.register`."""
         with as_transport_error("register"):
             self._live().register(region, address, length)
@@ -171,7 +172,7 @@ def as_transport_error(stage: str, peer: str | None = None) -> Iterator[None]:
 
 
 def _completion(fields: _CompletionFields) -> Completion:
-    kind, op, peer, attempt, outcome, bytes_moved, root, rereads, bad_leaf, wire, verify, detail = fields
+    kind, op, peer, attempt, outcome, bytes_moved, root, rereads, bad_leaf, wire, verify, detail, path, reason = fields
     return Completion(
         kind=CompletionKind(kind),
         op=op,
@@ -185,7 +186,9 @@ def _completion(fields: _CompletionFields) -> Completion:
         wire_seconds=wire,
         verify_seconds=verify,
         detail=detail,
+        path=path,
+        path_reason=reason,
     )
 
 
-_CompletionFields = tuple[int, int, str, int, int, int, int | None, int, int | None, float, float, str]
+_CompletionFields = tuple[int, int, str, int, int, int, int | None, int, int | None, float, float, str, str, str]

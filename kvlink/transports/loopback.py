@@ -26,6 +26,7 @@ from kvlink.errors import ClosedError, TransportError
 from kvlink.limits import MAX_ACTIVE_READS, MAX_REGIONS, RENEWAL_LINGER_SECONDS
 from kvlink.transports.alarm import Alarm
 from kvlink.transports.base import (
+    Backing,
     Capabilities,
     Completion,
     CompletionKind,
@@ -90,7 +91,7 @@ class LoopbackTransport(Transport):
         """Names this end in its fabric; no other end ever has the same."""
         return self._address
 
-    def register(self, region: int, address: int, length: int) -> None:
+    def register(self, region: int, address: int, length: int, backing: Backing | None = None) -> None:
         """See `Transport.register`. The memory must stay mapped until `unregister` or `close`."""
         self._check_open()
         if self._fabric.script.registration_fails():

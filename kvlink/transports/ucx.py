@@ -32,7 +32,7 @@ from kvlink.limits import (
     STAGING_SLOTS,
 )
 from kvlink.plan import DIRECT, PACKED, CopyPlan, choose_path
-from kvlink.transports.base import Capabilities, RegionKey
+from kvlink.transports.base import Backing, Capabilities, RegionKey
 from kvlink.transports.engine import NativeTransport, as_transport_error, closed_on_error, engine_seconds
 from kvlink.transports.ucx_library import UcxLibrary, choose, has_devices, incompatibility, supports_rdma
 
@@ -127,9 +127,9 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
         engine = self._live()
         return msgspec.msgpack.encode(UcxAddress(engine.ucx_version, _sealed(engine.address())))
 
-    def register(self, region: int, address: int, length: int) -> None:
+    def register(self, region: int, address: int, length: int, backing: Backing | None = None) -> None:
         """See `Transport.register`. It pins pages where the network needs that, which takes time."""
-        super().register(region, address, length)
+        super().register(region, address, length, backing)
 
     def export_key(self, region: int) -> RegionKey:
         """See `Transport.export_key`."""

@@ -11,12 +11,12 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 }  // namespace
 
 // A read that fits into few asks is cut so that every lane has some of it.
-AskedRead::AskedRead(ReadSpec spec, std::shared_ptr<const void> keep, std::size_t lanes)
+AskedRead::AskedRead(ReadSpec spec, std::shared_ptr<const void> keep, std::size_t lanes, std::int64_t max_ask_bytes)
     : ActiveRead(std::move(spec)),
       keep_(std::move(keep)),
-      chunk_bytes_(std::min(std::int64_t{spec_.chunk_leaves} * kLeafBytes, kMaxAskBytes)) {
+      chunk_bytes_(std::min(std::int64_t{spec_.chunk_leaves} * kLeafBytes, max_ask_bytes)) {
   const std::int64_t share = ceil_div(ceil_div(total(), chunk_bytes_), 2 * static_cast<std::int64_t>(lanes));
-  ask_bytes_ = std::clamp(share, std::int64_t{1}, kMaxAskBytes / chunk_bytes_) * chunk_bytes_;
+  ask_bytes_ = std::clamp(share, std::int64_t{1}, max_ask_bytes / chunk_bytes_) * chunk_bytes_;
 }
 
 std::optional<Stretch> AskedRead::take() {

@@ -30,11 +30,12 @@ struct Stretch {
   std::int64_t end;
 };
 
-// Shared by the engine's thread and all lanes' movers. A chunk of more than kMaxAskBytes is moved as several.
+// Shared by the engine's thread and all lanes' movers. A chunk of more than an ask may be is moved as several.
 class AskedRead : public ActiveRead {
  public:
-  // `keep` is what must outlive the read; `lanes` is how many share it.
-  AskedRead(ReadSpec spec, std::shared_ptr<const void> keep, std::size_t lanes);
+  // `keep` is what must outlive the read; `lanes` is how many share it. No ask is for more than `max_ask_bytes`.
+  AskedRead(ReadSpec spec, std::shared_ptr<const void> keep, std::size_t lanes,
+            std::int64_t max_ask_bytes = kMaxAskBytes);
 
   // The next stretch to ask for: chunks to read again first.
   std::optional<Stretch> take();

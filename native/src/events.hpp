@@ -32,6 +32,8 @@ struct Completion {
   double wire_seconds = 0;
   double verify_seconds = 0;
   std::string detail = {};
+  std::string path = {};         // of a transport that has several
+  std::string path_reason = {};
 };
 
 // A file descriptor that is readable from signal() to clear().

@@ -27,6 +27,7 @@
 #include "module.hpp"
 #include "move.hpp"
 #include "plan.hpp"
+#include "shared_engine.hpp"
 #include "stream_engine.hpp"
 #include "ucx_engine.hpp"
 #include "ucx_ping.hpp"
@@ -379,12 +380,13 @@ std::shared_ptr<const Plan> copy_of(const Plan& plan) { return std::make_shared<
 using LeaseTuple = std::pair<bool, std::optional<std::uint64_t>>;
 using CompletionTuple = std::tuple<int, std::uint64_t, std::string, std::uint64_t, int, std::uint64_t,
                                    std::optional<std::uint64_t>, std::uint32_t, std::optional<std::uint64_t>, double,
-                                   double, std::string>;
+                                   double, std::string, std::string, std::string>;
 
 CompletionTuple completion_to(Completion&& end) {
   return {static_cast<int>(end.kind), end.op,           std::move(end.peer), end.attempt,
           static_cast<int>(end.outcome), end.bytes_moved, end.root,          end.rereads,
-          end.bad_leaf,                  end.wire_seconds, end.verify_seconds, std::move(end.detail)};
+          end.bad_leaf,                  end.wire_seconds, end.verify_seconds, std::move(end.detail),
+          std::move(end.path),           std::move(end.path_reason)};
 }
 
 using LimitSeconds = std::tuple<double, double, double, double>;
@@ -550,6 +552,28 @@ void bind_stream(nb::module_& m) {
            "Takes all descriptors over, whatever happens.");
 }
 
+// --- shared ---------------------------------------------------------------------------------------------------------
+
+void init_shared(SharedEngine* self, const LimitSeconds& seconds, std::size_t max_reads) {
+  const auto limits = limits_of(seconds, max_reads);
+  nb::gil_scoped_release release;
+  new (self) SharedEngine(limits);
+}
+
+void bind_shared(nb::module_& m) {
+  using released = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<SharedEngine, Engine>(m, "SharedEngine", "Memory shared within a host; see kvlink.transports.shared.")
+      .def("__init__", &init_shared, "seconds"_a, "max_reads"_a, kLimitSeconds)
+      .def("register_backed", &SharedEngine::register_backed, "region"_a, "address"_a, "length"_a, "descriptor"_a,
+           "offset"_a, released(), "As `register`; peers may map the region, which lies at `offset` of a sealed file.")
+      .def("unregister", &SharedEngine::unregister_region, "region"_a, released())
+      .def("region_length", &SharedEngine::region_length, "region"_a)
+      .def("is_backed", &SharedEngine::is_backed, "region"_a)
+      .def("import_region", &SharedEngine::import_region, "peer"_a, "region"_a, "length"_a, "mappable"_a)
+      .def("connect", &SharedEngine::connect, "peer"_a, "channel"_a, "lane"_a, released(),
+           "Takes both descriptors over, whatever happens.");
+}
+
 void bind_probe(nb::module_& m) {
   using released = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<UcxProbe>(m, "UcxProbe", "A bare loop over UCX gets: the limit that transfers are compared with.")
@@ -602,6 +626,7 @@ NB_MODULE(_kvlink, m) {
   kvlink::bind_engine(m);
   kvlink::bind_ucx(m);
   kvlink::bind_stream(m);
+  kvlink::bind_shared(m);
   kvlink::bind_probe(m);
   kvlink::bind_ping(m);
 }

@@ -141,8 +141,8 @@ void move_range(const Plan& plan, std::span<const std::byte* const> source_regio
                 std::span<std::byte* const> target_regions, std::int64_t begin, std::int64_t end,
                 const MoveOptions& options) {
   static_cast<void>(Cursor(plan, begin, end));  // refuses a range outside the plan
-  const Mover mover(plan, {.regions = source_regions}, {.regions = target_regions}, end - begin >= kStreamFromBytes,
-                    *options.variant.rows);
+  const Mover mover(plan, {.regions = source_regions}, {.regions = target_regions},
+                    options.past_caches || end - begin >= kStreamFromBytes, *options.variant.rows);
   const std::int64_t slices = (end - begin + kSliceBytes - 1) / kSliceBytes;
   for_slices(slices, options.threads, plan.converts(), [&](std::int64_t slice) {
     const std::int64_t from = begin + slice * kSliceBytes;
@@ -156,7 +156,7 @@ void move_and_digest(const Plan& plan, std::span<const std::byte* const> source_
   const auto count = static_cast<std::int64_t>(leaves.size());
   check_leaves(plan, first, count);
   const Mover mover(plan, {.regions = source_regions}, {.regions = target_regions},
-                    count * kLeafBytes >= kStreamFromBytes, *options.variant.rows);
+                    options.past_caches || count * kLeafBytes >= kStreamFromBytes, *options.variant.rows);
   constexpr std::int64_t leaves_per_slice = kSliceBytes / kLeafBytes;
   const std::int64_t slices = (count + leaves_per_slice - 1) / leaves_per_slice;
   for_slices(slices, options.threads, plan.converts(), [&](std::int64_t slice) {

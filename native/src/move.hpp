@@ -22,6 +22,7 @@ std::span<const MoveVariant> move_variants();
 struct MoveOptions {
   int threads = 1;  // at most this many, the caller's among them
   const MoveVariant& variant = move_variants().front();
+  bool past_caches = false;  // however short the range: it is a piece of a long one
 };
 
 // From here on targets are written past the caches: they would only push out what others use.

@@ -1,0 +1,145 @@
+#include "shared_engine.hpp"
+
+#include <sched.h>
+#include <sys/epoll.h>
+
+#include <chrono>
+#include <utility>
+
+namespace kvlink {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Moving goes on this long before commands, channels and timers are looked at again.
+constexpr Duration kMoveSlice = 500us;
+// After the last word that came from a peer, the next is waited for this long without sleep: a sleeper takes about as
+// long to wake. In bursts, so that commands and channels are not kept waiting.
+constexpr Duration kLinger = 100us;
+constexpr Duration kBurst = 20us;
+constexpr int kLanesPerCall = 64;
+
+void pause() {
+#if defined(__x86_64__)
+  for (int i = 0; i < 16; ++i) __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+// --- the thread -----------------------------------------------------------------------------------------------------
+
+SharedThread::SharedThread(std::shared_ptr<SharedCore> core) : EngineThread(core), core_(std::move(core)) {
+  wake_on(core_->lanes.fd());
+}
+
+bool SharedThread::move() {
+  wake_all();
+  hear_lanes();
+  for (const Time end = Clock::now() + kMoveSlice;;) {
+    SharedPeer::Step all;
+    each_peer([&all](Peer& peer) {
+      const auto step = static_cast<SharedPeer&>(peer).step();
+      all.any |= step.any;
+      all.over |= step.over;
+    });
+    const Time now = Clock::now();
+    if (all.any) last_moved_ = now;
+    if (all.over) return true;
+    if (!all.any) return linger(now);
+    if (now >= end) return true;
+  }
+}
+
+void SharedThread::hear_lanes() {
+  epoll_event events[kLanesPerCall];
+  const int count = epoll_wait(core_->lanes.fd(), events, kLanesPerCall, 0);
+  for (int i = 0; i < count; ++i) static_cast<SharedPeer*>(events[i].data.ptr)->hear();
+}
+
+// True if there may be something to do at once. A waiter that finds its peer on its own CPU lets it run.
+bool SharedThread::linger(Time now) {
+  if (now - last_moved_ > kLinger) return false;
+  for (const Time end = now + kBurst; now < end; now = Clock::now()) {
+    bool expecting = false;
+    bool news = false;
+    bool beside = false;
+    each_peer([&](Peer& any) {
+      auto& peer = static_cast<SharedPeer&>(any);
+      if (!peer.expecting()) return;
+      expecting = true;
+      news |= peer.news();
+      beside |= peer.peer_is_on_this_cpu();
+    });
+    if (!expecting) return false;
+    if (news) break;
+    if (beside) {
+      sched_yield();
+    } else {
+      pause();
+    }
+  }
+  return true;
+}
+
+bool SharedThread::may_sleep() {
+  bool news = false;
+  dozing_ = true;
+  each_peer([&news](Peer& peer) { news |= !static_cast<SharedPeer&>(peer).doze(); });
+  return !news;
+}
+
+void SharedThread::wake_all() {
+  if (!std::exchange(dozing_, false)) return;
+  each_peer([](Peer& peer) { static_cast<SharedPeer&>(peer).wake(); });
+}
+
+// --- the calls ------------------------------------------------------------------------------------------------------
+
+SharedEngine::SharedEngine(const EngineLimits& limits) : SharedEngine(std::make_shared<SharedCore>(limits)) {}
+
+SharedEngine::SharedEngine(std::shared_ptr<SharedCore> core)
+    : Engine("kvlink-shared", core, std::make_unique<SharedThread>(core)), core_(std::move(core)) {}
+
+SharedEngine::~SharedEngine() { close(); }
+
+std::shared_ptr<const void> SharedEngine::hold(std::uint64_t, std::uint64_t) { return nullptr; }
+
+void SharedEngine::register_backed(std::size_t region, std::uint64_t address, std::uint64_t length, int fd,
+                                   std::uint64_t offset) {
+  auto backing = std::make_shared<const Backing>(fd, offset, length);
+  register_region(region, address, length);
+  const std::lock_guard lock(core_->mutex);
+  core_->backings[region] = std::move(backing);
+}
+
+void SharedEngine::unregister_region(std::size_t region) {
+  Engine::unregister_region(region);
+  const std::lock_guard lock(core_->mutex);
+  core_->backings.erase(region);
+}
+
+bool SharedEngine::is_backed(std::size_t region) const {
+  static_cast<void>(held(region));
+  const std::lock_guard lock(core_->mutex);
+  return core_->backings.contains(region);
+}
+
+void SharedEngine::import_region(const std::string& peer, std::size_t region, std::uint64_t length, bool mappable) {
+  learn_region(peer, region, length, std::make_shared<const SharedRegion>(length, mappable));
+}
+
+std::uint64_t SharedEngine::connect(const std::string& peer, int channel_fd, int lane_fd) {
+  auto channel = std::make_unique<Channel>(channel_fd);
+  auto lane = std::make_shared<std::unique_ptr<SharedLane>>(std::make_unique<SharedLane>(lane_fd));
+  return Engine::connect(peer, std::move(channel), [core = core_, peer, lane](std::unique_ptr<Channel> authenticated) {
+    return std::make_unique<SharedPeer>(*core, peer, std::move(authenticated), std::move(*lane));
+  });
+}
+
+std::shared_ptr<ActiveRead> SharedEngine::make_read(ReadSpec spec, std::shared_ptr<const LocalRegions> to,
+                                                    std::shared_ptr<const RemoteRegions> from) {
+  return std::make_shared<SharedRead>(std::move(spec), std::move(to), std::move(from));
+}
+
+}  // namespace kvlink

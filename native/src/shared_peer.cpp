@@ -1,0 +1,308 @@
+#include "shared_peer.hpp"
+
+#include <errno.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "move.hpp"
+
+namespace kvlink {
+namespace {
+
+void add(std::deque<std::shared_ptr<SharedRead>>& reads, std::shared_ptr<SharedRead> read) {
+  if (std::find(reads.begin(), reads.end(), read) == reads.end()) reads.push_back(std::move(read));
+}
+
+}  // namespace
+
+SharedCore::SharedCore(const EngineLimits& bounds) : EngineCore(bounds), lanes(epoll_create1(EPOLL_CLOEXEC)) {
+  if (!lanes) throw std::system_error(errno, std::generic_category(), "epoll");
+}
+
+SharedPeer::SharedPeer(SharedCore& core, std::string name, std::unique_ptr<Channel> channel,
+                       std::unique_ptr<SharedLane> lane)
+    : Peer(core, std::move(name), std::move(channel)), core_(core), lane_(std::move(lane)) {
+  epoll_event event{.events = EPOLLIN, .data = {.ptr = this}};
+  if (epoll_ctl(core_.lanes.fd(), EPOLL_CTL_ADD, lane_->fd(), &event) < 0) {
+    throw std::system_error(errno, std::generic_category(), "lane cannot be waited for");
+  }
+}
+
+SharedPeer::~SharedPeer() { forget_lane(); }
+
+// By name, not by closing: a forked child may hold the socket open, and epoll would go on telling of it.
+void SharedPeer::forget_lane() {
+  if (lane_) epoll_ctl(core_.lanes.fd(), EPOLL_CTL_DEL, lane_->fd(), nullptr);
+  lane_.reset();
+}
+
+// The reads are stopped, so that nothing looks at the peer's memory any more: it is unmapped here and now.
+void SharedPeer::on_leaving() {
+  forget_lane();
+  owed_.clear();
+  undecided_.clear();
+  copying_.clear();
+  asking_for_.clear();
+  asking_.reset();
+  serving_.reset();
+  mapping_.reset();
+  for (const auto& region : mapped_) region->memory.reset();
+  mapped_.clear();
+}
+
+// --- digests --------------------------------------------------------------------------------------------------------
+
+void SharedPeer::on_want(AttemptId attempt) {
+  heard();
+  if (!owed_.want(core_.exposures, *channel_, name(), attempt)) ++core_.late.wants;
+}
+
+void SharedPeer::on_leaves(AttemptId attempt, std::uint64_t first, std::span<const std::uint64_t> digests) {
+  heard();
+  ActiveRead* read = find(attempt);
+  if (read == nullptr) {
+    ++core_.late.leaves;
+  } else if (auto& shared = static_cast<SharedRead&>(*read); shared.add_theirs(first, digests)) {
+    const auto found = std::find_if(reads_.begin(), reads_.end(), [read](const auto& own) { return own.get() == read; });
+    add(copying_, std::static_pointer_cast<SharedRead>(*found));
+  }
+}
+
+// --- the lane -------------------------------------------------------------------------------------------------------
+
+void SharedPeer::hear() {
+  if (!lane_) return;
+  try {
+    while (const auto telling = lane_->receive()) on(*telling);
+    if (lane_->has_file()) throw ProtocolViolation("files on the lane that belong to no frame");
+    decide();
+  } catch (const std::exception& error) {
+    lose(error.what());
+  }
+}
+
+void SharedPeer::on(const Telling& telling) {
+  switch (telling.tell) {
+    case Tell::bell: return;
+    case Tell::map: return give_region(telling.region);
+    case Tell::region: return take_region(telling);
+    case Tell::want_ring: return give_ring();
+    case Tell::ring: return take_ring();
+  }
+  throw ProtocolViolation("unknown frame " + std::to_string(static_cast<std::uint32_t>(telling.tell)) + " on the lane");
+}
+
+void SharedPeer::give_region(std::uint32_t region) {
+  std::shared_ptr<const Backing> backing;
+  {
+    const std::lock_guard lock(core_.mutex);
+    const auto found = core_.backings.find(region);
+    if (found != core_.backings.end()) backing = found->second;
+  }
+  Telling answer{.tell = Tell::region, .region = region};
+  if (!backing) return lane_->send(answer);
+  answer.offset = backing->offset;
+  answer.bytes = backing->bytes;
+  lane_->send(answer, {backing->descriptor.fd()});
+}
+
+void SharedPeer::take_region(const Telling& telling) {
+  if (!mapping_ || telling.region != mapping_number_) throw ProtocolViolation("a region that nobody asked for");
+  const auto region = std::exchange(mapping_, nullptr);
+  if (telling.bytes == 0) {
+    region->refused = true;
+    return;
+  }
+  const Descriptor file = lane_->take_file();
+  if (telling.bytes < region->bytes) throw ProtocolViolation("a region smaller than its key");
+  try {
+    region->memory = std::make_unique<const PeerMemory>(file, telling.offset, region->bytes);
+    mapped_.push_back(region);
+  } catch (const std::system_error&) {
+    region->refused = true;  // by this machine: the ring needs no such room
+  }
+}
+
+void SharedPeer::give_ring() {
+  if (serving_) throw ProtocolViolation("a second ring wanted");
+  serving_.emplace(core_.exposures, *core_.packer, name(), lane_->take_file());
+  lane_->send({.tell = Tell::ring}, {serving_->page_fd(), serving_->ring_fd()});
+}
+
+void SharedPeer::take_ring() {
+  if (!asking_) throw ProtocolViolation("a ring that nobody wanted");
+  const Descriptor answers = lane_->take_file();
+  const Descriptor ring = lane_->take_file();
+  asking_->meet(answers, ring);
+}
+
+// --- how a read's bytes come ----------------------------------------------------------------------------------------
+
+void SharedPeer::begin(ActiveRead& read) {
+  const auto started = std::static_pointer_cast<SharedRead>(reads_.back());
+  if (static_cast<SharedRead&>(read).left() == 0) return;
+  undecided_.push_back(started);
+  try {
+    decide();
+  } catch (const std::exception& error) {
+    lose(error.what());
+  }
+}
+
+void SharedPeer::ended(ActiveRead& read) {
+  const auto is_it = [&read](const auto& other) { return other.get() == &read; };
+  for (auto* reads : {&undecided_, &copying_, &asking_for_}) std::erase_if(*reads, is_it);
+}
+
+// Starts those reads for which all is there, and asks for what is missing. Asks nothing twice.
+void SharedPeer::decide() {
+  while (lane_ && !undecided_.empty()) {
+    const Way way = way_of(*undecided_.front());
+    if (way == Way::unknown) return;
+    auto read = std::move(undecided_.front());
+    undecided_.pop_front();
+    start(std::move(read), way);
+  }
+}
+
+SharedPeer::Way SharedPeer::way_of(SharedRead& read) {
+  for (const std::size_t number : read.source_regions()) {
+    const SharedRegion& region = read.source_region(number);
+    if (!region.mappable || region.refused) {
+      read.say("ring", "region " + std::to_string(number) + " of the source's is " +
+                           (region.mappable ? "not to be mapped here" : "memory that it cannot share"));
+      if (asking_) return asking_->met() ? Way::ring : Way::unknown;
+      asking_.emplace(*core_.packer);
+      lane_->send({.tell = Tell::want_ring}, {asking_->page_fd()});
+      return Way::unknown;
+    }
+  }
+  for (const std::size_t number : read.source_regions()) {
+    if (read.source_region(number).memory) continue;
+    if (!mapping_) {
+      mapping_ = read.hold_source_region(number);
+      mapping_number_ = static_cast<std::uint32_t>(number);
+      lane_->send({.tell = Tell::map, .region = mapping_number_});
+    }
+    return Way::unknown;
+  }
+  read.say("mapped", "all of the source's memory that is read is shared");
+  return Way::mapped;
+}
+
+void SharedPeer::start(std::shared_ptr<SharedRead> read, Way way) {
+  if (read->stopped()) return;
+  if (way == Way::ring) {
+    asking_for_.push_back(std::move(read));
+    return;
+  }
+  read->mapped();
+  if (read->spec().integrity) channel_->want(read->spec().attempt);
+  copying_.push_back(std::move(read));
+}
+
+// --- moving ---------------------------------------------------------------------------------------------------------
+
+SharedPeer::Step SharedPeer::step() {
+  Step step;
+  try {
+    if (!leaving()) step_all(step);
+  } catch (const std::exception& error) {
+    lose(error.what());
+    step.over = true;
+  }
+  return step;
+}
+
+// What others wait for comes first.
+void SharedPeer::step_all(Step& step) {
+  if (serving_) serve(step);
+  if (asking_ && asking_->met()) {
+    land(step);
+    ask();
+  }
+  if (!copying_.empty()) copy(step);
+  if (owed_.any()) step.any |= owed_.pay(core_.exposures, *channel_);
+}
+
+void SharedPeer::serve(Step& step) {
+  const auto served = serving_->step();
+  step.any |= served.ran;
+  if (served.wake) lane_->ring();
+}
+
+void SharedPeer::land(Step& step) {
+  const auto landed = asking_->step();
+  step.any |= landed.ran;
+  if (!landed.read) return;
+  step.over |= landed.read->over();
+  if (landed.again) add(asking_for_, landed.read);
+}
+
+// Reads take turns, stretch by stretch.
+void SharedPeer::ask() {
+  bool any = false;
+  while (!asking_for_.empty() && asking_->has_room()) {
+    auto read = std::move(asking_for_.front());
+    asking_for_.pop_front();
+    const auto stretch = read->take();
+    if (!stretch) continue;
+    asking_->ask(read, *stretch);
+    any = true;
+    if (read->left() > 0) asking_for_.push_back(std::move(read));
+  }
+  if (any && asking_->publish()) lane_->ring();
+}
+
+void SharedPeer::copy(Step& step) {
+  auto read = std::move(copying_.front());
+  copying_.pop_front();
+  const auto stretch = read->take();
+  if (!stretch) return;
+  step.any = true;
+  const ReadSpec& spec = read->spec();
+  std::array<std::uint64_t, kRingSlotLeaves> digests;
+  const auto ours = std::span(digests).first(
+      static_cast<std::size_t>(spec.integrity ? leaf_count(stretch->end - stretch->begin) : 0));
+  const Time began = Clock::now();
+  carry(*read, *stretch, ours);
+  read->copied(*stretch, ours, Clock::now() - began);
+  step.over |= read->over();
+  if (read->left() > 0) copying_.push_back(std::move(read));
+}
+
+// With integrity by way of memory of our own: the peer may write its memory at any time, and what is hashed must be what
+// arrives.
+void SharedPeer::carry(SharedRead& read, Stretch stretch, std::span<std::uint64_t> digests) {
+  const ReadSpec& spec = read.spec();
+  if (digests.empty()) {
+    return move_range(*spec.plan, read.sources(), spec.regions, stretch.begin, stretch.end, {.past_caches = true});
+  }
+  if (!own_) own_.emplace(kRingSlotBytes);
+  gather_range(*spec.plan, read.sources(), stretch.begin, stretch.end, own_->data());
+  const auto job = core_.packer->scatter({*spec.plan, stretch.begin, stretch.end, digests}, own_->data(), spec.regions);
+  while (job->step() != PackJob::Step::done) continue;
+}
+
+// --- sleep ----------------------------------------------------------------------------------------------------------
+
+bool SharedPeer::doze() {
+  if (asking_) asking_->words().doze();
+  if (serving_) serving_->words().doze();
+  return !news();
+}
+
+void SharedPeer::wake() {
+  if (asking_) asking_->words().wake();
+  if (serving_) serving_->words().wake();
+}
+
+bool SharedPeer::peer_is_on_this_cpu() {
+  return (asking_ && asking_->waiting() && asking_->words().peer_is_on_this_cpu()) ||
+         (serving_ && serving_->words().peer_is_on_this_cpu());
+}
+
+}  // namespace kvlink

@@ -1,0 +1,95 @@
+// One peer on the same host: what of its memory is mapped, the rings to and from it, and our reads from it.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "owed_digests.hpp"
+#include "peer.hpp"
+#include "shared_lane.hpp"
+#include "shared_read.hpp"
+#include "shared_ring.hpp"
+
+namespace kvlink {
+
+struct SharedCore final : EngineCore {
+  explicit SharedCore(const EngineLimits& bounds);
+
+  // Of our regions, by number: told to peers that ask. Both threads'.
+  std::mutex mutex{};
+  std::map<std::size_t, std::shared_ptr<const Backing>> backings{};
+  Descriptor lanes;  // an epoll of all peers' lanes
+};
+
+class SharedPeer final : public Peer {
+ public:
+  SharedPeer(SharedCore& core, std::string name, std::unique_ptr<Channel> channel, std::unique_ptr<SharedLane> lane);
+  ~SharedPeer() override;
+
+  // The lane has something to say.
+  void hear();
+  // A bounded piece of each kind of work there is.
+  struct Step {
+    bool any = false;
+    bool over = false;  // a read may have ended
+  };
+  Step step();
+
+  bool busy() const override { return Peer::busy() || owed_.any(); }
+
+  // Before a sleep: the peer rings the lane's bell from now on. False if there is news already.
+  bool doze();
+  void wake();
+  // Something comes by a ring, so that waiting for it without sleep may pay.
+  bool expecting() const { return serving_.has_value() || (asking_.has_value() && asking_->waiting()); }
+  bool news() const { return (asking_ && asking_->answered()) || (serving_ && serving_->asked()); }
+  bool peer_is_on_this_cpu();
+
+ private:
+  void begin(ActiveRead& read) override;
+  void ended(ActiveRead& read) override;
+  void on_leaving() override;
+  void on_want(AttemptId attempt) override;
+  void on_leaves(AttemptId attempt, std::uint64_t first, std::span<const std::uint64_t> digests) override;
+
+  void on(const Telling& telling);
+  void give_region(std::uint32_t region);
+  void take_region(const Telling& telling);
+  void give_ring();
+  void take_ring();
+
+  enum class Way { unknown, mapped, ring };
+  Way way_of(SharedRead& read);
+  void decide();
+  void start(std::shared_ptr<SharedRead> read, Way way);
+
+  void step_all(Step& step);
+  void serve(Step& step);
+  void land(Step& step);
+  void carry(SharedRead& read, Stretch stretch, std::span<std::uint64_t> digests);
+  void ask();
+  void copy(Step& step);
+  void forget_lane();
+
+  SharedCore& core_;
+  std::unique_ptr<SharedLane> lane_;
+  OwedDigests owed_;
+  std::deque<std::shared_ptr<SharedRead>> undecided_;
+  std::deque<std::shared_ptr<SharedRead>> copying_;  // mapped reads with something left to copy
+  std::deque<std::shared_ptr<SharedRead>> asking_for_;  // ring reads with something left to ask for
+  std::vector<std::shared_ptr<const SharedRegion>> mapped_;
+  std::shared_ptr<const SharedRegion> mapping_;  // asked for; one at a time
+  std::uint32_t mapping_number_ = 0;
+  std::optional<RingAsking> asking_;
+  std::optional<RingServing> serving_;
+  std::optional<HugeMemory> own_;  // where mapped bytes are taken before they are hashed
+};
+
+}  // namespace kvlink
