@@ -17,7 +17,7 @@ import secrets
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
@@ -26,6 +26,9 @@ from kvlink.errors import PeerIncompatibleError, SchemaError, TransportError, Un
 from kvlink.limits import HEARTBEAT_SECONDS, LISTEN_BACKLOG, MAX_ACTIVE_READS, MAX_NAME_BYTES, PEER_LOST_SECONDS
 from kvlink.transports.base import Backing, Capabilities, RegionKey
 from kvlink.transports.engine import NativeTransport, as_transport_error, closed_on_error, engine_seconds
+
+if TYPE_CHECKING:
+    from kvlink.plan import CopyPlan
 
 WIRE_VERSION: Final = 1
 """Of what travels on channel, lane and in shared memory; both ends must have the same."""
@@ -87,6 +90,10 @@ class SharedTransport(NativeTransport[_kvlink.SharedEngine]):
             origin="kvlink",
             detail=f"boot {self._address.boot}, network namespace {self._address.namespace}",
         )
+
+    def path(self, plan: CopyPlan) -> tuple[str, str]:
+        """See `Transport.path`. Which it was is in the read's completion: it depends on the peer's memory, too."""
+        return "mapped", "by the ring where memory of the source's cannot be mapped"
 
     def address(self) -> bytes:
         """Opaque address for the peer's `connect`: which host this is, and where lanes come in."""
