@@ -540,7 +540,7 @@ async def test_a_handshake_cancelled_before_it_began_closes_its_socket():
         near.setblocking(False)
         await loop.sock_connect(near, (served.listener.address.host, served.listener.address.port))
         async with asyncio.TaskGroup() as group:
-            served.listener._accept(group, served.take)
+            served.listener._accept(served.listener._socket, group, served.take)
             next(iter(served.listener._unproven)).cancel()
         assert await asyncio.wait_for(loop.sock_recv(near, 1), 5) == b""
         near.close()
