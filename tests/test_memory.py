@@ -437,6 +437,7 @@ def test_source_blocks_come_back_when_hold_and_leases_have_ended_a3():
     assert ledger.lease(("d", 1), "r") == ((4, 5), (6,))
     ledger.lease(("d", 2), "r")
     assert ledger.stats() == stats_of(leased=3)
+    assert ledger.leased_blocks == 3
     assert ledger.end_lease(("d", 1)) is None
     assert ledger.end_hold("r") is None
     assert ledger.stats() == stats_of(leased=3)

@@ -53,7 +53,7 @@ class Leases:
     def capacity(self) -> Capacity:
         """Of this rank, now."""
         return Capacity(
-            leased_blocks=self._blocks.stats().leased,
+            leased_blocks=self._blocks.leased_blocks,
             active_legs=self._active,
             max_legs=self._rank.config.max_legs,
         )

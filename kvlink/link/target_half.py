@@ -409,7 +409,8 @@ class TargetHalf:
                 self._drain(work)
                 self._reads.cut_off(work, work.legs[attempt])
             case protocol.StopRenewing(attempt=attempt):
-                self._reads.forget(work.legs[attempt])
+                # A timer's turn comes after whoever waits for the result: the engine's thread would run before it.
+                self._loop.call_later(0, self._reads.forget, work.legs[attempt])
             case protocol.Install():
                 self._install(work)
             case protocol.ReleaseBlocks():

@@ -104,6 +104,7 @@ class BlockLedger:
         self._leases: dict[Hashable, str] = {}
         self._reservations: dict[str, _Reservation] = {}
         self._owners: dict[tuple[int, int], str] = {}
+        self._leased_blocks = 0
 
     # --- source -------------------------------------------------------------------------------------------------------
 
@@ -138,6 +139,8 @@ class BlockLedger:
             raise LedgerError(f"attempt {attempt} has a lease already", request_id=key)
         self._leases[attempt] = key
         hold.leases += 1
+        if hold.leases == 1:
+            self._leased_blocks += _size(hold.blocks)
         return hold.blocks
 
     def end_lease(self, attempt: Hashable) -> Blocks | None:
@@ -152,7 +155,10 @@ class BlockLedger:
         key = self._leases.pop(attempt, None)
         if key is None:
             raise LedgerError(f"attempt {attempt} has no lease to end")
-        self._holds[key].leases -= 1
+        hold = self._holds[key]
+        hold.leases -= 1
+        if hold.leases == 0:
+            self._leased_blocks -= _size(hold.blocks)
         return self._give_back(key)
 
     def end_hold(self, key: str) -> Blocks | None:
@@ -176,6 +182,11 @@ class BlockLedger:
             return None
         del self._holds[key]
         return hold.blocks
+
+    @property
+    def leased_blocks(self) -> int:
+        """Source blocks that at least one attempt may read, as `stats` counts them; asked at every request."""
+        return self._leased_blocks
 
     # --- target -------------------------------------------------------------------------------------------------------
 

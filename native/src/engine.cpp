@@ -172,7 +172,8 @@ void Engine::expose(const std::string& peer, AttemptId attempt, std::shared_ptr<
   if (!core_->exposures.expose(std::move(spec), Clock::now())) {
     throw std::runtime_error("attempt " + std::to_string(attempt) + " is exposed to " + peer + " already");
   }
-  behind_->commands().push(command::LeaseBegan{});
+  // A longer lease is seen by the timers of the peer's next heartbeat: the thread need not wake for it now.
+  if (lease <= core_->limits.heartbeat) behind_->commands().push(command::LeaseBegan{});
 }
 
 LeaseAnswer Engine::lease(const std::string& peer, AttemptId attempt) {

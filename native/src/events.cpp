@@ -27,9 +27,12 @@ void EventFd::clear() const {
 }
 
 void CompletionQueue::push(Completion completion) {
-  const std::lock_guard lock(mutex_);
-  waiting_.push_back(std::move(completion));
-  if (waiting_.size() == 1) event_.signal();
+  {
+    const std::lock_guard lock(mutex_);
+    waiting_.push_back(std::move(completion));
+    if (waiting_.size() > 1) return;
+  }
+  event_.signal();
 }
 
 std::vector<Completion> CompletionQueue::pop(std::size_t limit) {

@@ -52,7 +52,9 @@ class EventFd {
   int fd_;
 };
 
-// Engine's thread pushes, Python's pops in batches. The descriptor is written only when the queue stops being empty.
+// Engine's thread pushes, Python's pops in batches. The descriptor is written only when the queue stops being empty, and
+// outside the lock: on few cores whoever it wakes runs at once, and would only fall asleep again on the lock. It may so
+// be signalled for what was taken already; nothing is ever left unsignalled.
 class CompletionQueue {
  public:
   int fd() const { return event_.fd(); }
@@ -67,16 +69,19 @@ class CompletionQueue {
   EventFd event_;
 };
 
-// Python's thread pushes, the engine's takes all there is.
+// Python's thread pushes, the engine's takes all there is; signalled as above.
 template <typename Command>
 class CommandQueue {
  public:
   int fd() const { return event_.fd(); }
 
   void push(Command command) {
-    const std::lock_guard lock(mutex_);
-    waiting_.push_back(std::move(command));
-    if (waiting_.size() == 1) event_.signal();
+    {
+      const std::lock_guard lock(mutex_);
+      waiting_.push_back(std::move(command));
+      if (waiting_.size() > 1) return;
+    }
+    event_.signal();
   }
 
   // Fills `taken`, which must be empty.

@@ -1,0 +1,349 @@
+#!/usr/bin/env python3
+"""What a request costs when its bytes do not: latency of one, cost of many, fairness between sources, an idle link.
+
+    benchmarks/requests.py latency|steady|fair|idle [--transport stream] [--json FILE]
+
+Sources live in child processes, the target in this one; host memory, small caches, the public API. Every request is one
+block of one rank (``--heads`` KV heads of 128 channels, 32 layers, 16 tokens, 16 bit). What is measured, in its mode:
+
+- ``latency``: one request at a time, offer in hand, from `Link.start_fetch` to the installed result, beside the round
+  trip of a UCX message with both ends asleep, by turns; and how often either event loop was woken.
+- ``steady``: ``--requests`` with ``--in-flight``, and what the first and the last thousand cost; memory of both sides.
+- ``fair``: ``--sources`` links all read by one, equally deep in flight; requests that each has done when time is up.
+- ``idle``: a connected pair that does nothing; CPU time of both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import itertools
+import json
+import os
+import resource
+import selectors
+import statistics
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import kvlink
+from kvlink.layout import standard_spec
+from kvlink.transports.ucx_ping import UcxPing
+
+SCHEMA = "kvlink.requests/1"
+LAYERS, CHANNELS, TOKENS = 32, 128, 16
+LATENCY_BATCH = 200
+THOUSAND = 1000
+LINKS_A_PROCESS = 16
+
+
+class Counting(selectors.EpollSelector):
+    """Counts how often a loop is woken by anything but its own timers."""
+
+    woken = 0
+
+    def select(self, timeout: float | None = None) -> list:
+        got = super().select(timeout)
+        self.woken += bool(got)
+        return got
+
+
+def run(work):  # noqa: ANN001, ANN201
+    """Run ``work``, a function of the selector, on a loop that counts its wake-ups."""
+    selector = Counting()
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
+        return runner.run(work(selector))
+
+
+def caches(engine: str, heads: int, blocks: int) -> kvlink.Caches:
+    spec = standard_spec(
+        "nhd",
+        identity=kvlink.Identity(model="requests", num_layers=LAYERS, num_kv_heads=heads, head_dim=CHANNELS),
+        place=kvlink.Place(engine=engine, incarnation="1"),
+        layers=range(LAYERS), heads=range(heads), block_size=TOKENS, num_blocks=blocks, dtype=kvlink.DType.FLOAT16,
+    )  # fmt: skip
+    return kvlink.Caches.standard(spec)
+
+
+def usage(selector: Counting) -> dict[str, float]:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "woken": selector.woken,
+        "cpu_seconds": spent.ru_utime + spent.ru_stime,
+        "resident_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
+    }
+
+
+# --- the sources' process -------------------------------------------------------------------------------------------
+
+
+async def serve(options: argparse.Namespace, selector: Counting) -> None:
+    """Commands on standard input: ``publish LINK COUNT`` and ``usage``; one JSON line each on standard output."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    loop = asyncio.get_running_loop()
+    first, count = options.serve
+    config = kvlink.Config(transports=(options.transport,), integrity=options.integrity == "on")
+    links = [
+        await kvlink.open_link(config, caches(f"source{number}", options.heads, options.blocks))
+        for number in range(first, first + count)
+    ]
+    rosters = [kvlink.Roster.of([link.card]) for link in links]
+    ping = UcxPing()
+    ping.serve()
+    numbers = itertools.count()
+
+    def say(answer: object) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    say({"cards": [base64.b64encode(link.card).decode() for link in links], "ping": ping.address().hex()})
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        command, *arguments = line.split()
+        if command == "usage":
+            say(usage(selector))
+            continue
+        which, wanted = map(int, arguments)
+        offers = []
+        for number in itertools.islice(numbers, wanted):
+            key = kvlink.request_key("1", f"{first + which}-{number}")
+            block = number % options.blocks
+            offers.append(kvlink.Offer(key=key, roster=rosters[which], blocks=((block,),), tokens=TOKENS))
+            links[which].publish(offers[-1])
+        say([offer.to_params() for offer in offers])
+    for link in links:
+        await link.close()
+    ping.close()
+
+
+class Sources:
+    """One child with several links."""
+
+    def __init__(self, options: argparse.Namespace, first: int, count: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, options.mode, "--serve", str(first), str(count), "--heads", str(options.heads),
+             "--blocks", str(options.blocks), "--transport", options.transport, "--integrity", options.integrity],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.count = count
+        self._turn = asyncio.Lock()
+
+    async def hello(self) -> dict:
+        return json.loads(await self._read())
+
+    async def ask(self, command: str) -> dict | list:
+        async with self._turn:
+            self._process.stdin.write(command + "\n")
+            self._process.stdin.flush()
+            return json.loads(await self._read())
+
+    async def offers(self, link: int, count: int) -> list[kvlink.Offer]:
+        return [kvlink.Offer.from_params(params) for params in await self.ask(f"publish {link} {count}")]
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    async def _read(self) -> str:
+        line = await asyncio.to_thread(self._process.stdout.readline)
+        if not line:
+            raise SystemExit("a source process ended; its own words are above")
+        return line
+
+
+# --- modes -----------------------------------------------------------------------------------------------------------
+
+
+async def fetch(link: kvlink.Link, offer: kvlink.Offer, block: int) -> float:
+    start = time.monotonic()
+    await link.start_fetch(offer, ((block,),), deadline_seconds=60).wait()
+    seconds = time.monotonic() - start
+    link.release(offer.key)
+    return seconds
+
+
+async def latency(options, selector, link, sources, hello) -> dict:  # noqa: ANN001
+    ping = UcxPing()
+    ping.connect(bytes.fromhex(hello["ping"]))
+    seconds: list[float] = []
+    trips: list[float] = []
+    woken = {"source": 0, "target": 0}
+    size = min(LATENCY_BATCH, options.requests)
+    for batch in range(options.requests // size + 1):
+        offers = await sources.offers(0, size)
+        before = {"source": await sources.ask("usage"), "target": usage(selector)}
+        got = [await fetch(link, offer, 0) for offer in offers]
+        after = {"target": usage(selector), "source": await sources.ask("usage")}
+        round_trips = await asyncio.to_thread(ping.round_trips, size)
+        if batch == 0:
+            continue  # connecting, and what is loaded at first use
+        seconds += got
+        trips += round_trips
+        for side in woken:
+            woken[side] += after[side]["woken"] - before[side]["woken"]
+    ping.close()
+    woken["source"] -= options.requests // size * 2  # the commands on its standard input
+    per_request = {side: round(count / len(seconds), 2) for side, count in woken.items()}
+    return {
+        "latency_s": quantiles(seconds),
+        "ucx_round_trip_s": quantiles(trips),
+        "p50_in_round_trips": round(statistics.median(seconds) / statistics.median(trips), 2),
+        "python_wake_ups": per_request | {"both": round(sum(per_request.values()), 2)},
+    }
+
+
+async def steady(options, selector, link, sources, hello) -> dict:  # noqa: ANN001
+    free = list(range(options.blocks))
+    thousands: list[dict[str, float]] = []
+    failed = 0
+
+    async def one(offer: kvlink.Offer) -> None:
+        nonlocal failed
+        block = free.pop()
+        try:
+            await fetch(link, offer, block)
+        except kvlink.KVLinkError:
+            failed += 1
+        free.append(block)
+
+    size = min(THOUSAND, options.requests // 2)
+    for number in range(options.requests // size + 1):  # the first warms up
+        offers = await sources.offers(0, size)
+        before, start = usage(selector), time.monotonic()
+        source_before = await sources.ask("usage")
+        waiting = iter(offers)
+        await asyncio.gather(*(drain(waiting, one) for _ in range(options.in_flight)))
+        wall = time.monotonic() - start
+        after, source_after = usage(selector), await sources.ask("usage")
+        if number:
+            thousands.append({
+                "wall_us": wall / size * 1e6,
+                "target_cpu_us": (after["cpu_seconds"] - before["cpu_seconds"]) / size * 1e6,
+                "source_cpu_us": (source_after["cpu_seconds"] - source_before["cpu_seconds"]) / size * 1e6,
+                "target_resident_bytes": after["resident_bytes"],
+                "source_resident_bytes": source_after["resident_bytes"],
+            })  # fmt: skip
+    first, last = thousands[0], thousands[-1]
+    return {
+        "failed": failed, "first_thousand": first, "last_thousand": last,
+        "last_over_first": {name: round(last[name] / first[name], 3) for name in first}, "thousands": thousands,
+    }  # fmt: skip
+
+
+async def drain(waiting, one) -> None:  # noqa: ANN001
+    for offer in waiting:
+        await one(offer)
+
+
+async def fair(options, link, groups) -> dict:  # noqa: ANN001
+    depth = max(1, options.in_flight // options.sources)
+    each = options.requests // options.sources
+    places = [(group, which) for group in groups for which in range(group.count)]
+    offers = [await group.offers(which, each + 1) for group, which in places]
+    for first, *_ in offers:  # connecting is not what is compared
+        await fetch(link, first, 0)
+    free = list(range(options.blocks))
+    done = [0] * options.sources
+    end = time.monotonic() + options.seconds
+
+    async def one(source: int, offer: kvlink.Offer) -> None:
+        if time.monotonic() < end:
+            block = free.pop()
+            await fetch(link, offer, block)
+            free.append(block)
+            done[source] += 1
+
+    waiting = [iter(own[1:]) for own in offers]
+    await asyncio.gather(*(
+        drain(waiting[source], partial(one, source)) for source in range(options.sources) for _ in range(depth)
+    ))  # fmt: skip
+    middle = statistics.median(done)
+    return {
+        "sources": options.sources, "requests_done": {"min": min(done), "median": middle, "max": max(done)},
+        "furthest_from_median": round(max(abs(count - middle) for count in done) / middle, 3),
+    }  # fmt: skip
+
+
+async def idle(options, selector, link, sources, hello) -> dict:  # noqa: ANN001
+    (offer,) = await sources.offers(0, 1)
+    await fetch(link, offer, 0)
+    before = {"source": await sources.ask("usage"), "target": usage(selector)}
+    await asyncio.sleep(options.seconds)
+    after = {"target": usage(selector), "source": await sources.ask("usage")}
+    shares = {s: (after[s]["cpu_seconds"] - before[s]["cpu_seconds"]) / options.seconds for s in ("source", "target")}
+    return {"seconds": options.seconds, "share_of_a_core": {side: round(share, 5) for side, share in shares.items()}}
+
+
+def quantiles(values: list[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    return {f"p{q}": round(ordered[min(len(ordered) * q // 100, len(ordered) - 1)], 7) for q in (50, 95, 99)}
+
+
+# --- the target's process ---------------------------------------------------------------------------------------------
+
+
+async def measure(options: argparse.Namespace, selector: Counting) -> dict:
+    counts = [1]
+    if options.mode == "fair":
+        counts = [min(LINKS_A_PROCESS, options.sources - at) for at in range(0, options.sources, LINKS_A_PROCESS)]
+    groups = [Sources(options, sum(counts[:index]), count) for index, count in enumerate(counts)]
+    try:
+        hellos = [await group.hello() for group in groups]
+        config = kvlink.Config(transports=(options.transport,), integrity=options.integrity == "on")
+        async with kvlink.open_link(config, caches("target", options.heads, options.blocks)) as link:
+            link.set_siblings(kvlink.Roster.of([link.card]))
+            if options.mode == "fair":
+                return await fair(options, link, groups)
+            return await MODES[options.mode](options, selector, link, groups[0], hellos[0])
+    finally:
+        for group in groups:
+            group.close()
+
+
+MODES = {"latency": latency, "steady": steady, "fair": fair, "idle": idle}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("mode", choices=MODES)
+    parser.add_argument("--transport", default="stream")
+    parser.add_argument("--integrity", choices=("on", "off"), default="on")
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--in-flight", type=int, default=256)
+    parser.add_argument("--sources", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of fair and idle")
+    parser.add_argument("--heads", type=int, default=1)
+    parser.add_argument("--blocks", type=int, default=512, help="of each cache")
+    parser.add_argument("--json", metavar="FILE", help="- is standard output")
+    parser.add_argument("--serve", type=int, nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        run(lambda selector: serve(options, selector))
+        return 0
+    load = os.getloadavg()[0]
+    result = run(lambda selector: measure(options, selector))
+    record = {
+        "schema": SCHEMA, "mode": options.mode, "transport": options.transport, "integrity": options.integrity,
+        "bytes_per_request": 2 * LAYERS * options.heads * CHANNELS * TOKENS * 2, "requests": options.requests,
+        "in_flight": options.in_flight if options.mode in {"steady", "fair"} else 1,
+        "cpus": os.cpu_count(), "load_before": round(load, 2), "date": time.strftime("%Y-%m-%d"), "result": result,
+    }  # fmt: skip
+    text = json.dumps(record, indent=1) + "\n"
+    if options.json in (None, "-"):
+        sys.stdout.write(text)
+    else:
+        Path(options.json).write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
