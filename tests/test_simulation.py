@@ -20,6 +20,7 @@ from kvlink.planning import (
     Switch,
     Trace,
     simulate,
+    summarize_request_mix,
     synthetic_trace,
 )
 from kvlink.planning.cost import Assumptions, Roofline, TokenCost, steps_within
@@ -177,8 +178,8 @@ def test_every_request_has_one_end_and_every_token_of_room_comes_back(monkeypatc
         assert (worker.space.held, worker.promised, worker.pending_tokens, len(worker.flights)) == (0, 0, 0, 0)
         assert (worker._context, len(worker._running)) == (0, 0)
         assert not worker.space._holders
+        assert not any(worker.tenants.values())
     assert fleet.waiting == 0
-    assert sum(fleet._tenants.values()) == 0
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not():
@@ -238,6 +239,43 @@ def test_the_longest_unused_block_gives_way_and_a_held_one_never_does():
     assert space.hold(16)
     assert space.match((1,)) == 1
     assert not space.hold(1)
+
+
+def test_a_prefix_is_kept_while_room_is_made_for_the_rest_of_its_request():
+    """The decode worker has room for one request; making it must not evict what the request was about to use."""
+    scenario = Scenario(workers=2, prefill_workers=1, growth_tokens=16)
+    trace = arrivals((0.0, 32, 1, 1, 2), (10.0, 40, 1, 1, 2))
+    result = simulate(trace, scenario, cost=TokenCost(0.001), room_tokens=64)
+    assert result.moves.total_bytes == (32 + 8) * 327_680
+
+
+def test_a_tenant_that_floods_the_fleet_waits_behind_one_that_does_not_h3(monkeypatch):
+    """H3: room for three at a time; the modest tenant's request came last and is the next to get a place."""
+    flood = arrivals(*((0.0, 100, 10) for _ in range(10)), tenant="flood")
+    modest = msgspec.structs.replace(flood.arrivals[0], name="modest", at_seconds=0.01, tenant="modest")
+    trace = msgspec.structs.replace(flood, arrivals=(*flood.arrivals, modest))
+    scenario = Scenario(workers=1, growth_tokens=10)
+    _, _, flights = observed(monkeypatch, trace, scenario, cost=TokenCost(0.001, decode=0.1), room_tokens=340)
+    earlier = [flight for flight in flights if flight.admitted_at < flights[-1].admitted_at]
+    assert len(earlier) == 3
+
+
+def test_a_higher_priority_goes_first(monkeypatch):
+    low = arrivals(*((0.0, 100, 10) for _ in range(4)))
+    high = msgspec.structs.replace(low.arrivals[0], name="high", at_seconds=0.01, priority=1)
+    trace = msgspec.structs.replace(low, arrivals=(*low.arrivals, high))
+    scenario = Scenario(workers=1, growth_tokens=10)
+    _, _, flights = observed(monkeypatch, trace, scenario, cost=TokenCost(0.001, decode=0.1), room_tokens=120)
+    assert sorted(flights, key=lambda flight: flight.admitted_at)[1].arrival.name == "high"
+
+
+def test_the_ledger_has_what_planning_asks_for():
+    ledger = []
+    trace = arrivals((0.0, 40, 2, 1, 2), (0.0, 40, 2, 3, 4), (10.0, 40, 3, 1, 9))
+    simulate(trace, Scenario(workers=1, max_running=1), cost=TokenCost(0.001, decode=0.01), ledger=ledger)
+    assert [entry.prefix_hit_tokens for entry in ledger] == [0, 0, 16]
+    assert [entry.queue_seconds for entry in ledger] == pytest.approx([0, 0.05, 0])
+    assert summarize_request_mix(ledger, 39) == {"prefill_heavy": 3, "decode_heavy": 0, "mixed": 0}
 
 
 def test_a_request_that_can_never_fit_is_refused_at_once_h2():

@@ -7,20 +7,19 @@ KV is moved once its prompt is computed, and its first token comes from the deco
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from kvlink import limits
-from kvlink.cluster import Candidate, Choice, Line, PoolState, Wish, route
+from kvlink.cluster import Line, PoolState
 from kvlink.planning.cost import StepCost
 from kvlink.planning.simulation.flight import End, Engine, Flight, Stay
+from kvlink.planning.simulation.router import Router
 from kvlink.planning.simulation.scenario import Scenario
 from kvlink.planning.simulation.space import KVSpace
 from kvlink.planning.simulation.worker import Worker
 from kvlink.planning.trace import Arrival
-from kvlink.planning.volume import kv_bytes_per_token
 
 if TYPE_CHECKING:
     import simpy
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
 SHARED: Final = "shared"
 PREFILL: Final = "prefill"
 DECODE: Final = "decode"
-TYPICAL_CONTEXT: Final = 4096
-"""Tokens of context at which routing reckons what a prompt token costs."""
-KEPT_EXPLANATIONS: Final = 3
 
 
 class Fleet:
@@ -49,11 +45,8 @@ class Fleet:
     ) -> None:
         self._env = env
         self.scenario = scenario
-        self._cost = cost
         self._room = room_tokens
-        self._token_bytes = kv_bytes_per_token(scenario.model, tensor_parallel=scenario.devices)
-        budget = scenario.token_budget
-        self._prompt_token_seconds = cost.step_seconds(budget, budget * TYPICAL_CONTEXT, TYPICAL_CONTEXT) / budget
+        self._router = Router(env, scenario, cost)
         self.workers = [
             Worker(
                 env,
@@ -62,17 +55,16 @@ class Fleet:
                 owner=self,
                 cost=cost,
                 space=KVSpace(room_tokens, block_tokens),
-                token_budget=budget,
+                token_budget=scenario.token_budget,
                 max_running=scenario.max_running,
             )
             for index in range(scenario.workers)
         ]
         self._line = Line()
         self._standing: dict[str, Flight] = {}
-        self._tenants: Counter[str | None] = Counter()
         self._emptied: dict[Engine, simpy.Event] = {}
-        self.explanations: list[str] = []
-        self.initial_pools = dict(sorted(Counter(w.role for w in self.workers).items(), reverse=True))
+        pools = {role: len(self.pool(role)) for role in (SHARED, PREFILL, DECODE)}
+        self.initial_pools = {role: count for role, count in pools.items() if count}
         self.peak_room: dict[str, float] = dict.fromkeys(self.initial_pools, 0.0)
         self.unfinished = 0
         self._role_since = dict.fromkeys(self.workers, 0.0)
@@ -88,8 +80,13 @@ class Fleet:
         return len(self._line)
 
     def queue_seconds(self, worker: Worker) -> float:
-        """Predicted time of the prompts that a worker has still to compute."""
-        return worker.pending_tokens * self._prompt_token_seconds
+        """See `Router.queue_seconds`."""
+        return self._router.queue_seconds(worker)
+
+    @property
+    def explanations(self) -> list[str]:
+        """Some routing choices, in words."""
+        return self._router.explanations
 
     def change_role(self, worker: Worker, role: str) -> None:
         """Let a drained worker serve in another pool."""
@@ -148,9 +145,8 @@ class Fleet:
     def _restart(self, flight: Flight) -> None:
         before = flight.prompt - flight.arrival.prompt_tokens
         self._let_go(flight)
-        flight.lost_tokens = flight.computed + max(
-            flight.generated - before - 1, 0
-        )  # the last one's was not needed yet
+        written = max(flight.generated - before - 1, 0)  # the KV of the last token was not needed yet
+        flight.lost_tokens = flight.computed + written
         flight.tries += 1
         flight.prompt = flight.arrival.prompt_tokens + flight.generated
         flight.computed = 0
@@ -174,9 +170,8 @@ class Fleet:
             worker.space.unpin(stay.pinned)
             worker.space.hold(-stay.tokens)
             worker.promised -= stay.promised
+            worker.tenants[flight.arrival.tenant] -= stay.tokens + stay.promised
             worker.nudge()
-        if stay is flight.second:
-            self._tenants[flight.arrival.tenant] -= stay.tokens + stay.promised
         self._note_empty(worker)
 
     def _note_empty(self, worker: Engine) -> None:
@@ -195,38 +190,24 @@ class Fleet:
         """Place whoever stands first, for as long as there is room."""
         while (key := self._line.head(self._share)) is not None:
             flight = self._standing[key]
-            if flight.prompt + self.scenario.growth_tokens > self._room:
+            if self._router.need(flight) > self._room:
                 self._let_go(flight)
                 self._finish(flight, End.TOO_LARGE)
             elif not self._place(flight):
                 return
 
     def _share(self, tenant: str | None) -> float:
-        return self._tenants[tenant] / (self._room * len(self.workers))
+        return sum(worker.tenants[tenant] for worker in self.workers) / (self._room * len(self.workers))
 
     def _place(self, flight: Flight) -> bool:
-        """Choose and take room for the request, both halves of it or neither."""
-        need = flight.prompt + self.scenario.growth_tokens
+        """Choose and promise room for the request, both halves of it or neither."""
         if not self.scenario.prefill_workers:
-            chosen = self._choose(flight, self.workers, need, self._shared_candidate, None)
-            if chosen is None:
+            worker = self._router.shared(flight, self.workers)
+            if worker is None:
                 return False
-            flight.first = flight.second = self._promise(flight, chosen, need)
-        else:
-            for revision in sorted({w.revision for w in self.workers}, reverse=True):
-                first = self._choose(flight, self.pool(PREFILL), flight.prompt, self._prefill_candidate, revision)
-                second = first and self._choose(flight, self.pool(DECODE), need, self._decode_candidate, revision)
-                if first is not None and second is not None:
-                    break
-            else:
-                return False
-            flight.first = self._promise(flight, first, flight.prompt)
-            flight.second = self._promise(flight, second, need)
-            flight.second.take()  # at once: it is where the KV will land
-            blocks = flight.arrival.blocks
-            flight.second.pinned = blocks[: second.space.match(blocks)]
-            second.space.pin(flight.second.pinned)
-        self._tenants[flight.arrival.tenant] += need
+            flight.first = flight.second = self._promise(flight, worker, self._router.need(flight))
+        elif not self._place_pair(flight):
+            return False
         self._line.leave(flight.arrival.name)
         del self._standing[flight.arrival.name]
         now = self._env.now
@@ -234,6 +215,20 @@ class Fleet:
         flight.admitted_at = now
         self._start(flight)
         return True
+
+    def _place_pair(self, flight: Flight) -> bool:
+        """A prefill and a decode worker of one revision, the newest that has both."""
+        prefill, decode = self.pool(PREFILL), self.pool(DECODE)
+        for revision in sorted({worker.revision for worker in self.workers}, reverse=True):
+            first = self._router.prefill(flight, prefill, revision)
+            second = None if first is None else self._router.decode(flight, decode, revision)
+            if first is not None and second is not None:
+                flight.first = self._promise(flight, first, flight.prompt)
+                flight.second = self._promise(flight, second, self._router.need(flight))
+                flight.second.pin_prefix(flight.arrival.blocks)
+                flight.second.take()  # at once: it is where the KV will land
+                return True
+        return False
 
     def _start(self, flight: Flight) -> None:
         """Queue the prompt, once the adapter that it needs is loaded wherever it is not."""
@@ -256,83 +251,10 @@ class Fleet:
     def _promise(self, flight: Flight, worker: Worker, tokens: int) -> Stay:
         worker.flights[flight] = None
         worker.promised += tokens
+        worker.tenants[flight.arrival.tenant] += tokens
         used = 1 - worker.unpromised / self._room
         self.peak_room[worker.role] = max(self.peak_room[worker.role], used)
         return Stay(worker, promised=tokens)
-
-    def _choose(
-        self,
-        flight: Flight,
-        workers: Sequence[Worker],
-        tokens: int,
-        describe: Callable[[Flight, Worker], Candidate],
-        revision: int | None,
-    ) -> Worker | None:
-        if not any(tokens <= worker.unpromised for worker in workers):
-            return None  # what `route` would find too, the long way
-        arrival = flight.arrival
-        wish = Wish(
-            identity=None if revision is None else self._identity(revision),
-            tokens=tokens,
-            adapter=arrival.adapter,
-            priority=arrival.priority,
-            seconds_left=arrival.at_seconds + self.scenario.objectives.ttft_seconds - self._env.now,
-            excluded_domains=flight.excluded,
-        )
-        candidates = [describe(flight, worker) for worker in workers]
-        choice = route(wish, candidates)
-        if choice.name is None and wish.excluded_domains:
-            choice = route(replace(wish, excluded_domains=frozenset()), candidates)  # better there than nowhere
-        self._explain(flight, choice)
-        return next((worker for worker in workers if worker.name == choice.name), None)
-
-    def _explain(self, flight: Flight, choice: Choice) -> None:
-        if len(self.explanations) < KEPT_EXPLANATIONS and any(s.candidate.prefix_tokens for s in choice.scores):
-            self.explanations.append(f"{flight.arrival.name}: {choice.explain()}")
-
-    def _identity(self, revision: int) -> str:
-        return f"{self.scenario.model.name} revision {revision}"
-
-    def _candidate(self, worker: Worker, hit: int, work: float, queue: float, transfer: float) -> Candidate:
-        return Candidate(
-            name=worker.name,
-            identity=self._identity(worker.revision),
-            healthy=worker.healthy,
-            state=worker.state,
-            domain=worker.domain,
-            total_tokens=worker.space.total,
-            free_tokens=worker.unpromised,
-            prefix_tokens=hit,
-            work_seconds=work,
-            queue_seconds=queue,
-            transfer_seconds=transfer,
-            adapters=worker.adapters,
-        )
-
-    def _hit(self, flight: Flight, worker: Worker) -> int:
-        return min(worker.space.match(flight.arrival.blocks) * worker.space.block_tokens, flight.prompt - 1)
-
-    def _decode_work(self, flight: Flight, worker: Worker) -> float:
-        """Expected decode time there: each step reads the KV of all who have room there."""
-        batch, context = len(worker.flights) + 1, worker.space.total - worker.unpromised + flight.prompt
-        return self.scenario.expected_decode * self._cost.decode_seconds(batch, context, 1)
-
-    def _prefill_candidate(self, flight: Flight, worker: Worker) -> Candidate:
-        hit = self._hit(flight, worker)
-        work = (flight.prompt - hit) * self._prompt_token_seconds
-        return self._candidate(worker, hit, work, self.queue_seconds(worker), 0.0)
-
-    def _decode_candidate(self, flight: Flight, worker: Worker) -> Candidate:
-        hit = self._hit(flight, worker)
-        size = (flight.prompt - hit) * self._token_bytes
-        busy = max(worker.link_free_at - self._env.now, 0.0)
-        transfer = busy + self.scenario.transfer.seconds(size)
-        return self._candidate(worker, hit, self._decode_work(flight, worker), 0.0, transfer)
-
-    def _shared_candidate(self, flight: Flight, worker: Worker) -> Candidate:
-        hit = self._hit(flight, worker)
-        work = (flight.prompt - hit) * self._prompt_token_seconds + self._decode_work(flight, worker)
-        return self._candidate(worker, hit, work, self.queue_seconds(worker), 0.0)
 
     # --- what workers tell ------------------------------------------------------------------------------------------
 
@@ -377,7 +299,7 @@ class Fleet:
                 self.admit()
                 return False
         stay.tokens += more
-        self._tenants[flight.arrival.tenant] += more
+        stay.worker.tenants[flight.arrival.tenant] += more
         return True
 
     def _keep_blocks(self, flight: Flight, stay: Stay) -> None:
@@ -393,7 +315,7 @@ class Fleet:
         assert second is not None
         now, transfer = self._env.now, self.scenario.transfer
         there = min(len(second.pinned) * second.worker.space.block_tokens, flight.prompt)
-        size = (flight.prompt - there) * self._token_bytes
+        size = (flight.prompt - there) * self._router.token_bytes
         start = max(now, first.worker.link_free_at, second.worker.link_free_at)
         seconds = transfer.seconds(size)
         first.worker.link_free_at = second.worker.link_free_at = start + size / transfer.bytes_per_second

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -27,6 +28,7 @@ class Engine(Protocol):
     adapters: frozenset[str]
     space: KVSpace
     promised: int
+    tenants: Counter[str | None]
     link_free_at: float
     flights: dict[Flight, None]
 
@@ -57,6 +59,11 @@ class Stay:
     promised: int
     tokens: int = 0
     pinned: tuple[int, ...] = ()
+
+    def pin_prefix(self, blocks: tuple[int, ...]) -> None:
+        """Keep what is here of a prefix, before room is taken that its blocks might give way to."""
+        self.pinned = blocks[: self.worker.space.match(blocks)]
+        self.worker.space.pin(self.pinned)
 
     def take(self) -> bool:
         """Take the promised room; whether it was there (others may have grown into it)."""

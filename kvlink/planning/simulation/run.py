@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from kvlink.errors import UnavailableError
 from kvlink.planning.cost import Roofline, StepCost
+from kvlink.planning.ledger import LedgerEntry
 from kvlink.planning.simulation import happenings
 from kvlink.planning.simulation.fleet import Fleet
-from kvlink.planning.simulation.flight import Flight
+from kvlink.planning.simulation.flight import End, Flight
 from kvlink.planning.simulation.results import SimulationResult, make_result
 from kvlink.planning.simulation.scenario import Scenario
 from kvlink.planning.trace import Trace
@@ -31,6 +32,7 @@ def simulate(
     cost: StepCost | None = None,
     room_tokens: int | None = None,
     progress: Progress | None = None,
+    ledger: list[LedgerEntry] | None = None,
 ) -> SimulationResult:
     """Send every request of ``trace`` through the fleet of ``scenario`` until each has its end.
 
@@ -42,6 +44,7 @@ def simulate(
         cost: of a worker's steps; the scenario's roofline by default.
         room_tokens: KV room of a worker; what the scenario's memory leaves by default.
         progress: called as requests arrive.
+        ledger: gets an entry for each request that was done, in order of arrival.
 
     Raises:
         ConfigError: (a ValueError) the model does not fit its devices.
@@ -62,7 +65,19 @@ def simulate(
         env.process(happenings.resize(env, fleet, scenario.elastic))
     while len(flights) < len(trace.arrivals) or fleet.unfinished:
         env.step()
+    if ledger is not None:
+        ledger += [_entry(flight) for flight in flights if flight.end is End.DONE]
     return make_result(trace, scenario, fleet, flights)
+
+
+def _entry(flight: Flight) -> LedgerEntry:
+    return LedgerEntry(
+        name=flight.arrival.name,
+        prompt_tokens=flight.arrival.prompt_tokens,
+        decode_tokens=flight.arrival.decode_tokens,
+        prefix_hit_tokens=flight.prefix_tokens,
+        queue_seconds=flight.waited_seconds + flight.prefill_queue_seconds,
+    )
 
 
 def _arrivals(

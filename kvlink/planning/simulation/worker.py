@@ -9,7 +9,7 @@ the events.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Protocol
 
@@ -76,6 +76,8 @@ class Worker:
         self.pending: dict[Flight, None] = {}
         self.pending_tokens = 0
         self.promised = 0
+        self.tenants: Counter[str | None] = Counter()
+        """Tokens of room that each has or was promised."""
         self.busy_seconds: defaultdict[str, float] = defaultdict(float)
         """By role."""
         self.link_free_at = 0.0
@@ -152,6 +154,7 @@ class Worker:
         self.flights.clear()
         self.pending.clear()
         self.pending_tokens = self.promised = 0
+        self.tenants.clear()
         self._joining.clear()
         self._milestones.clear()
         self.space.clear()
@@ -200,9 +203,7 @@ class Worker:
         assert stay is not None
         if flight.prefill_at is not None:
             return True
-        blocks = flight.arrival.blocks
-        stay.pinned = blocks[: self.space.match(blocks)]
-        self.space.pin(stay.pinned)
+        stay.pin_prefix(flight.arrival.blocks)
         if not stay.take():
             self.space.unpin(stay.pinned)
             stay.pinned = ()
