@@ -127,7 +127,7 @@ class Bridge:
             "source",
         )
 
-    def fetch(
+    def fetch(  # noqa: PLR0913 - what a request can say of itself
         self,
         offer: Offer,
         into: Sequence[Sequence[int]],
@@ -136,6 +136,7 @@ class Bridge:
         first_token: int | Sequence[int] | None = None,
         facts: Facts | None = None,
         uncovered: Literal["leave", "zero"] = "leave",
+        together: bool = False,
     ) -> Part:
         """Target: fetch an offer. See `kvlink.Link.start_fetch`."""
         return self._submit(
@@ -147,15 +148,26 @@ class Bridge:
                 first_token=first_token,
                 facts=facts or Facts(),
                 uncovered=uncovered,
+                together=together,
             ),
             LivePart(offer.key),
             "target",
         )
 
-    def expect(self, ticket: Ticket, source: Roster, into: Sequence[Sequence[int]], *, deadline_seconds: float) -> Part:
+    def expect(
+        self,
+        ticket: Ticket,
+        source: Roster,
+        into: Sequence[Sequence[int]],
+        *,
+        deadline_seconds: float,
+        together: bool = False,
+    ) -> Part:
         """Target, push: reserve and deliver the ticket. See `kvlink.Link.expect`."""
         return self._submit(
-            lambda driver, part: driver.expect(ticket, source, into, part, deadline_seconds=deadline_seconds),
+            lambda driver, part: driver.expect(
+                ticket, source, into, part, deadline_seconds=deadline_seconds, together=together
+            ),
             LivePart(ticket.key, ticket=ticket),
             "target",
         )

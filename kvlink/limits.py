@@ -120,6 +120,8 @@ LOST_HOLD_SECONDS: Final = 2.0
 """How long a hold outlives the loss of the target that was to read it."""
 RETIRE_SECONDS: Final = 40.0
 """How long a source keeps a part that did not end done, to answer and to learn from late messages."""
+GATHER_SECONDS: Final = 5.0
+"""How long the ranks of an engine wait for the last of them to begin its part of a request."""
 MAX_ATTEMPTS_PER_LEG: Final = 8
 PARK_SECONDS: Final = 10.0
 """How long an early ask waits for its source to know the key."""
@@ -202,6 +204,7 @@ assert PEER_LOST_SECONDS + REDIAL_SECONDS < 5.0, "a target whose source falls si
 assert BRIDGE_CLOSE_MARGIN_SECONDS > 2 * (CLOSE_TIMEOUT_SECONDS + CUT_OFF_GRACE_SECONDS), "a close that cuts gets done"
 assert COMMIT_TTL_SECONDS + DRIFT_MARGIN_SECONDS < TELL_SECONDS < RETIRE_SECONDS
 assert FETCH_DEADLINE_SECONDS <= MAX_ATTEMPT_SECONDS
+assert TELL_SECONDS < RETIRE_SECONDS, "a coordinator outlasts the ranks that ask for its word"
 assert RENEWAL_LINGER_SECONDS >= MAX_ATTEMPT_SECONDS, "a fast leg waits for its siblings with its lease held"
 assert RENEWAL_LINGER_SECONDS > COMMIT_TTL_SECONDS, "a commit in time never finds its lease lapsed"
 assert CLAIM_TTL_SECONDS < RETRY_HORIZON_SECONDS, "a claim that the ledger has forgotten has run out by itself"

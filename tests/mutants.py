@@ -19,6 +19,7 @@ from kvlink.protocol import (
     Report,
     SourcePart,
     Tick,
+    group,
     source,
     source_asks,
     source_leg,
@@ -71,7 +72,8 @@ def free_on_timeout(patch: pytest.MonkeyPatch) -> None:
         part, cut = target._cut_all(part, failure, at)
         return part, (ReleaseBlocks(), Report(failure.end, failure.error), *cut)
 
-    cell(patch, TARGET_PART, TargetPhase.LIVE, Tick, Edge(TargetPhase.ENDED, free, target.overdue))
+    again = Edge(None, target.say_again, target.unheard)
+    cell(patch, TARGET_PART, TargetPhase.LIVE, Tick, Edge(TargetPhase.ENDED, free, target.overdue), again)
 
 
 @mutant("6")
@@ -162,6 +164,73 @@ def outcome_answered_for_a_released_reservation(patch: pytest.MonkeyPatch) -> No
     patch.setattr(Ledger, "release", lambda _ledger, _key, _now: None)
 
 
+# --- siblings, and who coordinates them -----------------------------------------------------------------------------
+
+
+@mutant("3")
+def visible_when_installed(patch: pytest.MonkeyPatch) -> None:
+    """A4: a rank shows its part as soon as it is installed, whatever becomes of its siblings'."""
+
+    def show(part, event, at):
+        return target.show(part, event, at)
+
+    hide = Edge(TargetPhase.ENDED, show, target.together)
+    cell(
+        patch,
+        TARGET_PART,
+        TargetPhase.INSTALLING,
+        target.InstallDone,
+        hide,
+        Edge(TargetPhase.ENDED, target.report_done),
+    )
+
+
+@mutant("3")
+def revealed_when_landed(patch: pytest.MonkeyPatch) -> None:
+    """A4: the coordinator takes *landed* for *installed*."""
+    all_at = group._all
+    landed = group.Stage.LANDED
+    patch.setattr(
+        group,
+        "_all",
+        lambda parts, stage, but="": all_at(parts, landed if stage.value == "installed" else stage, but=but),
+    )
+
+
+@mutant("3")
+def sources_told_before_siblings_are_installed(patch: pytest.MonkeyPatch) -> None:
+    """A6: a source frees its blocks while another rank may still have to read."""
+
+    def hide(part, event, at):
+        part, told = target.hide(part, event, at)
+        part, actions = target._each(part, target.Switched(), at)
+        return part, (*told, *actions)
+
+    doomed = Edge(TargetPhase.ENDING, target.cut_doomed, target.doomed)
+    hidden = Edge(TargetPhase.HIDDEN, hide, target.together)
+    done = Edge(TargetPhase.ENDED, target.report_done)
+    cell(patch, TARGET_PART, TargetPhase.INSTALLING, target.InstallDone, doomed, hidden, done)
+
+
+@mutant("3")
+def coordinators_silence_taken_for_failure(patch: pytest.MonkeyPatch) -> None:
+    """G3: who does not know whether his siblings are visible says that the request has failed."""
+    for event in (PeerLost, PeerDead):
+        failed = Edge(TargetPhase.ENDING, target.cut_leaderless, target.leaderless)
+        cell(patch, TARGET_PART, TargetPhase.HIDDEN, event, failed)
+
+
+@mutant("3")
+def ranks_silence_taken_for_visible(patch: pytest.MonkeyPatch) -> None:
+    """A4: the coordinator says *done* of a rank that it has lost."""
+    table = group.GROUP[group.GroupPhase.REVEALING]
+    for event in (PeerLost, PeerDead):
+        shown = Edge(
+            group.GroupPhase.SHOWING, lambda parts, _event, at: group.reveal_own(parts, None, at), group.undecided
+        )
+        patch.setitem(table, event, (shown, *INERT))
+
+
 # --- the source -----------------------------------------------------------------------------------------------------
 
 
@@ -202,7 +271,7 @@ def root_not_compared(patch: pytest.MonkeyPatch) -> None:
     cell(patch, SOURCE_LEG, S.LEASED, PreparedArrived, lapsed, commit)
 
 
-@mutant("AC")
+@mutant("ACR")
 def commit_taken_back_by_a_cancel(patch: pytest.MonkeyPatch) -> None:
     """C6: a promise is a promise."""
     cell(patch, SOURCE_LEG, S.COMMITTED, source_leg.Revoke, Edge(S.REVOKED, source_leg.revoke))
@@ -221,7 +290,7 @@ def acknowledged_before_it_is_recorded(patch: pytest.MonkeyPatch) -> None:
     cell(patch, SOURCE_LEG, S.COMMITTED, wire.Installed, Edge(None, source_leg.acknowledge))
 
 
-@mutant("A2C")
+@mutant("A2CR")
 def death_of_an_old_incarnation_taken_for_its_successors(patch: pytest.MonkeyPatch) -> None:
     """C1: a rank's place is not its incarnation."""
     told = source._tell_legs

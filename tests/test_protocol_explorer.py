@@ -9,15 +9,16 @@ import pytest
 from msgspec.structs import replace
 
 from kvlink import wire
-from kvlink.protocol import PeerDead, PreparedArrived, Tick, source_leg, target_leg
+from kvlink.protocol import PeerDead, PreparedArrived, Tick, group, source_leg, target, target_leg
 from kvlink.protocol.source_leg import SOURCE_LEG
 from kvlink.protocol.source_leg import LegPhase as SourceLegPhase
 from kvlink.protocol.table import Edge
+from kvlink.protocol.target import TARGET_PART, TargetPhase
 from kvlink.protocol.target_leg import TARGET_LEG, Cut, Prepare
 from kvlink.protocol.target_leg import LegPhase as TargetLegPhase
 from kvlink.testing.explorer import Exploration, explore
 from kvlink.testing.protocol_model import ProtocolModel
-from kvlink.testing.worlds import UNREPEATED, Scenario
+from kvlink.testing.worlds import FAST, UNREPEATED, Scenario
 
 S, T = SourceLegPhase, TargetLegPhase
 
@@ -137,3 +138,32 @@ def test_a_source_that_waits_for_ever_is_found_out(monkeypatch: pytest.MonkeyPat
     changed(monkeypatch, SOURCE_LEG, S.COMMITTED, Tick, Edge())
     changed(monkeypatch, SOURCE_LEG, S.COMMITTED, PeerDead, Edge())
     assert_breaks(explored("crash"), "5: the timer of 5 is due, and nothing comes of it")
+
+
+def test_a_part_that_is_cancelled_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C6: installed, and taken back on one rank while its siblings become visible."""
+    cancelled = Edge(TargetPhase.ENDING, target.cut_all)
+    changed(monkeypatch, TARGET_PART, TargetPhase.HIDDEN, target.Cancel, cancelled)
+    assert_breaks(explored("cancel", readers=2, together=True, prompt=True), "3: ")
+
+
+def test_a_late_word_of_an_earlier_try_counts_for_nothing() -> None:
+    """G2: *installed* of a part that is over neither joins the next try nor lets it become visible."""
+    known = group.begin("k", 9, "D0", ["D0", "D1"], now=0.0, timing=FAST)
+
+    def say(peer: str, part: int, stage: wire.Stage, number: int = 0) -> list[wire.Decided]:
+        nonlocal known
+        word = wire.Stands(key="k", part=part, group=number, content="c", stage=stage)
+        known, actions = group.step(known, group.Stood(peer, word), 1.0)
+        return [send.message for send in actions if send.peer == "D1"]
+
+    say("D0", 5, wire.Stage.LANDED)
+    say("D1", 6, wire.Stage.LANDED)
+    assert known.phase is group.GroupPhase.PROCEEDING
+    say("D0", 5, wire.Stage.INSTALLED, 9)
+    (late,) = say("D1", 6, wire.Stage.INSTALLED, 8)
+    assert late.verdict is wire.Verdict.ABANDON
+    say("D1", 4, wire.Stage.INSTALLED, 9)
+    assert known.phase is group.GroupPhase.PROCEEDING
+    (word,) = say("D1", 6, wire.Stage.INSTALLED, 9)
+    assert word.verdict is wire.Verdict.REVEAL

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlink import errors, protocol, wire
-from kvlink.protocol import End, source, target
+from kvlink.protocol import End, group, source, target
+from kvlink.protocol.group import GROUP, GROUP_EVENTS
 from kvlink.protocol.source import SOURCE_PART, SOURCE_PART_EVENTS
 from kvlink.protocol.source_leg import SOURCE_LEG, SOURCE_LEG_EVENTS
 from kvlink.protocol.table import Edge, fire, inert, on, row, total
@@ -24,6 +25,7 @@ TABLES = [
     (TARGET_PART, TARGET_PART_EVENTS),
     (SOURCE_LEG, SOURCE_LEG_EVENTS),
     (SOURCE_PART, SOURCE_PART_EVENTS),
+    (GROUP, GROUP_EVENTS),
 ]
 
 
@@ -86,6 +88,14 @@ told = received(
     st.builds(lambda a: wire.NotInstalled(attempt=a, error=ERROR), attempts),
     st.just(wire.Goodbye(why="bye")),
 )
+verdicts = received(
+    st.builds(
+        lambda number, verdict, error: wire.Decided(key="k", part=number, group=1, verdict=verdict, error=error),
+        st.sampled_from([1, 1, 1, 2]),
+        st.sampled_from(wire.Verdict),
+        st.sampled_from([None, ERROR]),
+    )
+)
 common = [
     told,
     st.builds(protocol.PeerLost, peers),
@@ -95,6 +105,7 @@ common = [
 ]
 target_events = st.one_of(
     *common,
+    verdicts,
     st.builds(protocol.ReadEnded, attempts, roots, st.sampled_from([None, None, ERROR])),
     st.builds(protocol.CutOffDone, attempts),
     st.just(protocol.InstallDone()),
@@ -122,10 +133,13 @@ steps = st.floats(0.0, 6.0)
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(target_events, steps), max_size=40))
-def test_a_target_part_takes_any_events_and_ends_once(script) -> None:
+@given(st.lists(st.tuples(target_events, steps), max_size=40), st.booleans())
+def test_a_target_part_takes_any_events_and_ends_once(script, together) -> None:
     """C3, C5, G2."""
-    part, actions = target.begin("k", [("A", 1), ("B", 2)], deadline_seconds=9.0, now=0.0, timing=protocol.Timing())
+    siblings = protocol.Membership(key="k", coordinator="Z", number=1, content="c") if together else None
+    part, actions = target.begin(
+        "k", [("A", 1), ("B", 2)], deadline_seconds=9.0, now=0.0, timing=protocol.Timing(), siblings=siblings
+    )
     deeds, now = list(actions), 0.0
     for event, wait in script:
         now += wait
@@ -137,6 +151,7 @@ def test_a_target_part_takes_any_events_and_ends_once(script) -> None:
     assert released == sum(end.end is not End.DONE for end in ends)
     if ends and ends[0].end is End.DONE:
         assert deeds.count(protocol.Install()) == 1
+        assert deeds.count(protocol.Show()) == int(together)
 
 
 @settings(max_examples=150, deadline=None)
@@ -186,3 +201,37 @@ def test_fire_takes_the_first_edge_whose_guard_holds() -> None:
     moment = source.Moment(5.0, part.timing)
     part, _ = fire(SOURCE_PART, part, protocol.Tick(), moment)
     assert part.phase is protocol.SourcePhase.ENDING
+
+
+stands = st.builds(
+    lambda peer, number, gathering, stage, content: protocol.Stood(
+        peer, wire.Stands(key="k", part=number, group=gathering, content=content, stage=stage, error=ERROR)
+    ),
+    st.sampled_from(["D0", "D1"]),
+    st.sampled_from([1, 1, 1, 2]),
+    st.sampled_from([0, 7, 7, 7, 3]),
+    st.sampled_from(wire.Stage),
+    st.sampled_from(["c", "c", "c", "other"]),
+)
+group_events = st.one_of(
+    stands,
+    stands,
+    st.builds(protocol.PeerLost, st.sampled_from(["D0", "D1", "Z"])),
+    st.builds(protocol.PeerDead, st.sampled_from(["D1", "Z"])),
+    st.just(protocol.Tick()),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(group_events, st.floats(0.0, 1.0)), max_size=30))
+def test_a_group_takes_any_events_and_never_decides_both_ways(script) -> None:
+    """C3, G2: whatever its ranks say in whatever order, what was revealed to another rank is not abandoned there."""
+    known = group.begin("k", 7, "D0", ["D0", "D1"], now=0.0, timing=protocol.Timing())
+    words, now = [], 0.0
+    for event, wait in script:
+        now += wait
+        known, actions = group.step(known, event, now)
+        words += [send.message for send in actions if send.peer == "D1" and send.message.group == 7]
+    parts = {word.part for word in words if word.verdict is wire.Verdict.REVEAL}
+    first = next((place for place, word in enumerate(words) if word.verdict is wire.Verdict.REVEAL), len(words))
+    assert not any(word.verdict is wire.Verdict.ABANDON and word.part in parts for word in words[first:])

@@ -39,6 +39,8 @@ EVERY_MESSAGE = (
     wire.Renew(keys=("1:r", "1:s")),
     wire.Decline(key="1:r", why="full local hit", unread=True),
     wire.Withdrawn(key="1:r", error=INFO),
+    wire.Stands(key="1:r", part=7, group=0, content="p@1 ab", stage=wire.Stage.FAILED, error=INFO),
+    wire.Decided(key="1:r", part=7, group=3, verdict=wire.Verdict.PROCEED),
     wire.Goodbye(why="reload"),
 )
 

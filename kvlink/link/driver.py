@@ -106,6 +106,7 @@ class Driver:
         self._room = RoomKeeper(rank.caches.spec, classes, self._counters)
         self.target = TargetHalf(rank, tasks, self._blocks, self._counters, timing)
         self.source = SourceHalf(rank, tasks, self._blocks, self._counters, timing)
+        self.target.coordinated_by(self.source.coordinator)
         self.target.sessions.watch = partial(self._peer_changed, "target")
         self.source.sessions.watch = partial(self._peer_changed, "source")
 
@@ -146,7 +147,7 @@ class Driver:
             raise ConfigError(
                 f"siblings are of {roster.engine}@{roster.incarnation}, this rank is {place}; pass its own engine's"
             )
-        self.target.legs.siblings = roster.shares
+        self.target.set_siblings(roster)
 
     def stats(self) -> Stats:
         """Blocks, counters and parts as of now."""
@@ -186,6 +187,7 @@ class Driver:
         first_token: int | Sequence[int] | None,
         facts: Facts,
         uncovered: Uncovered,
+        together: bool,
     ) -> None:
         """See `kvlink.Link.start_fetch`."""
         self._check_open()
@@ -203,6 +205,7 @@ class Driver:
             uncovered=uncovered,
             deadline_seconds=deadline_seconds,
             part=part,
+            together=together,
         )
         self._track(part, "target")
         self._room.used_by(part)
@@ -215,13 +218,14 @@ class Driver:
         part: LivePart,
         *,
         deadline_seconds: float,
+        together: bool,
     ) -> None:
         """See `kvlink.Link.expect`."""
         self._check_open()
         _check_deadline(deadline_seconds)
         _check_ttl(ticket.ttl_seconds)
         self._room.check(ticket.key, into)
-        self.target.expect(ticket, source, into, deadline_seconds=deadline_seconds, part=part)
+        self.target.expect(ticket, source, into, deadline_seconds=deadline_seconds, part=part, together=together)
         self._track(part, "target")
         self._room.used_by(part)
 
@@ -334,6 +338,7 @@ class Driver:
         for pump in self._rank.pumps:
             unregister_all(pump)
         self.target.release_all()
+        self.source.coordinator.forget()
         self._room.close(why)
         return CloseReport(cut=cut)
 
@@ -357,7 +362,7 @@ class Driver:
                 unregister_all(pump)
             raise
         if self._rank.caches.spec.place.incarnation != caches.spec.place.incarnation:
-            self.target.legs.siblings = ()
+            self.target.set_siblings(None)
         self._rank.caches = caches
         self._room = RoomKeeper(caches.spec, classes, self._counters)
         self.target.sessions.shut = self.source.sessions.shut = None

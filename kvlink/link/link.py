@@ -116,7 +116,7 @@ class Link:
 
     # --- target verbs -------------------------------------------------------------------------------------------------
 
-    def start_fetch(
+    def start_fetch(  # noqa: PLR0913 - what a request can say of itself
         self,
         offer: Offer,
         into: Sequence[Sequence[int]],
@@ -125,6 +125,7 @@ class Link:
         first_token: int | Sequence[int] | None = None,
         facts: Facts | None = None,
         uncovered: Uncovered = "leave",
+        together: bool = False,
     ) -> Part:
         """Target, fetch flow: read the offer's KV into these blocks, and install it once or not at all.
 
@@ -137,6 +138,11 @@ class Link:
                 each of this rank's; the offer's by default. What the source's windows have left behind is not read.
             facts: what this side knows of the request, compared where both state it.
             uncovered: what becomes of the slots past the last token in its block.
+            together: the parts of all ranks of this engine become visible together, or none does: every rank fetches
+                under the same key with ``together``, and the engine's first rank, which `set_siblings` names,
+                coordinates. `State.DONE` on any rank means that all have installed; on the first, that all are visible.
+                A failure or a cancel on one rank ends all, with its error; `State.INDETERMINATE` says that the engine
+                has lost a rank at the last step. For engines that reduce their ranks' ends themselves: leave it off.
 
         A repeat with the same content joins the live request, or gets its outcome until `release`.
 
@@ -155,10 +161,11 @@ class Link:
             first_token=first_token,
             facts=facts or Facts(),
             uncovered=uncovered,
+            together=together,
         )
         return part
 
-    async def fetch(
+    async def fetch(  # noqa: PLR0913 - what a request can say of itself
         self,
         offer: Offer,
         into: Sequence[Sequence[int]],
@@ -167,6 +174,7 @@ class Link:
         first_token: int | Sequence[int] | None = None,
         facts: Facts | None = None,
         uncovered: Uncovered = "leave",
+        together: bool = False,
     ) -> Result:
         """`start_fetch`, and wait for its end.
 
@@ -183,6 +191,7 @@ class Link:
             first_token=first_token,
             facts=facts,
             uncovered=uncovered,
+            together=together,
         )
         return await self._finished(part)
 
@@ -198,6 +207,7 @@ class Link:
         first_token: int | Sequence[int] | None = None,
         facts: Facts | None = None,
         uncovered: Uncovered = "leave",
+        together: bool = False,
     ) -> Result:
         """`fetch`, and again while that may help: each try a fresh attempt into fresh blocks.
 
@@ -210,10 +220,12 @@ class Link:
             policy: how often, how long and with what pauses; its defaults if not given.
             next_offer: called with the last offer and its error before each retry; another source's offer, or ``None``
                 to stay. Without it, or with ``None``, what only another source can mend ends the request. Only for
-                engines of one rank: siblings must read from one source.
+                engines of one rank, and with ``together``: siblings must read from one source, and a try in which they
+                chose differently fails on all of them.
             first_token: as for `fetch`.
             facts: as for `fetch`.
             uncovered: as for `fetch`.
+            together: as for `fetch`; each try fails on all ranks or on none, and each rank tries again by itself.
 
         Never tried again: what the table `kvlink.protocol.AGAIN` says makes no sense, and what is *indeterminate*.
         Nothing here turns to another target: this rank is the only one.
@@ -226,14 +238,20 @@ class Link:
         Raises:
             KVLinkError: what the last try ended with, with a note of how many there were.
         """
-        check_sources(next_offer, self._driver.ranks)
+        check_sources(next_offer, 1 if together else self._driver.ranks)
         retrying = Retrying(
             policy or RetryPolicy(), deadline_seconds, take_blocks, give_back, next_offer, self._driver.counters
         )
 
         async def once(offer: Offer, into: Sequence[Sequence[int]], seconds: float) -> Result:
             part = self.start_fetch(
-                offer, into, deadline_seconds=seconds, first_token=first_token, facts=facts, uncovered=uncovered
+                offer,
+                into,
+                deadline_seconds=seconds,
+                first_token=first_token,
+                facts=facts,
+                uncovered=uncovered,
+                together=together,
             )
             try:
                 return await self._finished(part)
@@ -242,7 +260,15 @@ class Link:
 
         return await retrying.run(offer, once)
 
-    def expect(self, ticket: Ticket, source: Roster, into: Sequence[Sequence[int]], *, deadline_seconds: float) -> Part:
+    def expect(
+        self,
+        ticket: Ticket,
+        source: Roster,
+        into: Sequence[Sequence[int]],
+        *,
+        deadline_seconds: float,
+        together: bool = False,
+    ) -> Part:
         """Target, push flow: room is reserved in ``into``; deliver the ticket, and read once a source announces.
 
         Ends `State.EXPIRED` if nobody announces within ``ticket.ttl_seconds``. See `start_fetch` for the rest.
@@ -253,7 +279,7 @@ class Link:
             LayoutError: the blocks do not hold ``ticket.tokens``.
         """
         part = LivePart(ticket.key, ticket=ticket)
-        self._driver.expect(ticket, source, into, part, deadline_seconds=deadline_seconds)
+        self._driver.expect(ticket, source, into, part, deadline_seconds=deadline_seconds, together=together)
         return part
 
     def lend(self, blocks: Sequence[Sequence[int]]) -> None:

@@ -20,6 +20,7 @@ from kvlink.errors import (
     LayoutError,
 )
 from kvlink.layout import fingerprint
+from kvlink.link.coordinator import Coordinator
 from kvlink.link.machine import Machine
 from kvlink.link.part import LivePart, Part, State
 from kvlink.link.sessions import Session, Sessions
@@ -40,6 +41,7 @@ from kvlink.wire import (
     Prepared,
     Refused,
     Renew,
+    Stands,
     Ticket,
     Withdrawn,
     error_to_info,
@@ -80,6 +82,7 @@ class SourceHalf:
         )
         self._leases = Leases(rank, self.sessions, blocks, counters, self._feed)
         self.early = Early(rank, self.sessions, self._leases, counters)
+        self.coordinator = Coordinator(rank, self.sessions, timing)
 
     @property
     def live(self) -> int:
@@ -171,6 +174,7 @@ class SourceHalf:
     def stop(self) -> None:
         """No more timers."""
         self.early.stop()
+        self.coordinator.forget()
         for work in self._works.values():
             if work.machine is not None:
                 work.machine.stop()
@@ -235,6 +239,8 @@ class SourceHalf:
                     self._feed(work, protocol.DeclineArrived(peer, why, unread))
             case Prepared() | Installed() | NotInstalled():
                 self._about_attempt(session, message)
+            case Stands():
+                self.coordinator.hears(session.place, message)
             case _:
                 _log.debug("%s sent %s, which is not a target's to send", peer, type(message).__name__)
 
@@ -324,11 +330,13 @@ class SourceHalf:
             # Its successor has authenticated: whatever the old incarnation installed died with it.
             for work in list(self._works.values()):
                 self._feed(work, protocol.PeerDead(before))
+            self.coordinator.dead(before)
 
     def _on_down(self, session: Session, error: KVLinkError) -> None:
         self._counters.peers_lost += 1
         _log.info("the session with %s ended: %s", session.peer, error)
         self.early.forget(session.peer)
+        self.coordinator.lost(session.peer)
         for work in list(self._works.values()):
             self._feed(work, protocol.PeerLost(session.peer))
 

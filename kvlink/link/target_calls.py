@@ -43,6 +43,11 @@ class Calls:
             dials.append(self._sessions.dial(leg.address, place))
         return await asyncio.gather(*dials)
 
+    async def reach(self, address: str, place: Place) -> None:
+        """Connect to a rank that is no source of ours: the one that coordinates. Raises as `Sessions.dial` does."""
+        self._places[str(place)] = (address, place)
+        await self._sessions.dial(address, place)
+
     async def redial(self, peer: str) -> protocol.PeerLost | protocol.PeerDead | None:
         """Within an incarnation a lost connection is redialled, for a bounded time; what the machines must hear.
 

@@ -32,6 +32,7 @@ from kvlink.link.sessions import Session, Sessions
 from kvlink.link.target_calls import Calls
 from kvlink.link.target_legs import Legs
 from kvlink.link.target_reads import Reads
+from kvlink.link.target_siblings import Siblings
 from kvlink.link.target_work import LegWork, TargetWork, plan_of, starts_of
 from kvlink.memory.ledger import ReservationState
 from kvlink.protocol import End, Failure, TargetPhase
@@ -41,6 +42,7 @@ from kvlink.wire import (
     Announce,
     AnyMessage,
     Commit,
+    Decided,
     Decline,
     ErrorInfo,
     Expect,
@@ -49,12 +51,14 @@ from kvlink.wire import (
     Refused,
     Renew,
     Revoked,
+    Stands,
     Withdrawn,
     error_to_info,
     info_to_error,
 )
 
 if TYPE_CHECKING:
+    from kvlink.link.coordinator import Coordinator
     from kvlink.link.rank import LocalRank
     from kvlink.link.target_work import Uncovered
     from kvlink.link.tasks import TaskSet
@@ -88,6 +92,7 @@ class TargetHalf:
         )
         self._calls = Calls(self.sessions, tasks)
         self._reads = Reads(rank, self.sessions, counters, self._feed)
+        self._siblings = Siblings(rank, self.sessions, self._calls)
 
     @property
     def live(self) -> int:
@@ -98,6 +103,16 @@ class TargetHalf:
     def telling(self) -> bool:
         """Whether sources have yet to acknowledge how their legs ended."""
         return any(work.machine is not None for work in self._works.values())
+
+    def coordinated_by(self, coordinator: Coordinator) -> None:
+        """Where this rank is itself the one that coordinates its engine's."""
+        self._siblings.own = coordinator
+        coordinator.own_rank = self._decided
+
+    def set_siblings(self, roster: Roster | None) -> None:
+        """All ranks of our engine; ``None``: not known any more."""
+        self.legs.siblings = () if roster is None else roster.shares
+        self._siblings.roster = roster
 
     # --- verbs --------------------------------------------------------------------------------------------------
 
@@ -111,6 +126,7 @@ class TargetHalf:
         uncovered: Uncovered,
         deadline_seconds: float,
         part: LivePart,
+        together: bool,
     ) -> None:
         """Start fetching an offer; see `kvlink.Link.start_fetch`."""
         self._check_claim(offer, facts)
@@ -118,11 +134,19 @@ class TargetHalf:
         starts = starts_of(offer, self._rank.caches.spec, first_token)
         work = TargetWork.of(offer, into, part, starts, uncovered, deadline_seconds, self._loop.time())
         work.descriptor = descriptor
+        work.together = self._has_siblings(together)
         if not self._joined(work, descriptor_digest(descriptor), offer.tokens):
             self._tasks.start(self._prepare(work), f"fetch {work.key}")
 
     def expect(
-        self, ticket: Ticket, source: Roster, into: Sequence[Sequence[int]], *, deadline_seconds: float, part: LivePart
+        self,
+        ticket: Ticket,
+        source: Roster,
+        into: Sequence[Sequence[int]],
+        *,
+        deadline_seconds: float,
+        part: LivePart,
+        together: bool,
     ) -> None:
         """Start expecting a push; see `kvlink.Link.expect`."""
         self._check_claim(ticket, Facts())
@@ -132,6 +156,7 @@ class TargetHalf:
         work = TargetWork.of(ticket, into, part, starts, "leave", deadline_seconds, self._loop.time())
         work.roster = source
         work.ticket = ticket
+        work.together = self._has_siblings(together)
         if not self._joined(work, None, ticket.tokens):
             self._tasks.start(self._deliver(work), f"expect {work.key}")
 
@@ -199,8 +224,9 @@ class TargetHalf:
         now = self._loop.time()
         match self._ledger.look(work.key, digest, now):
             case protocol.Join(live=live):
-                if live.into != work.into:
-                    raise ConflictError("this request is live here with other target blocks", request_id=work.key)
+                if (live.into, live.together) != (work.into, work.together):
+                    text = "this request is live here with other target blocks, or with another word on its siblings"
+                    raise ConflictError(text, request_id=work.key)
                 live.followers.append(work.part)
                 live.part.when_ended(lambda ended: _follow(ended, work.part))
             case protocol.Recorded(end=end, error=error):
@@ -218,6 +244,11 @@ class TargetHalf:
                 return False
         return True
 
+    def _has_siblings(self, together: bool) -> bool:
+        """A part that is alone is visible with itself."""
+        place = self._rank.caches.spec.place
+        return together and place.pp_size * place.tp_size > 1
+
     async def _prepare(self, work: TargetWork) -> None:
         """Sessions, plans, then the protocol's first step."""
         descriptor = work.descriptor
@@ -227,6 +258,8 @@ class TargetHalf:
             legs, unread = self.legs.of(work.roster, share_of(self._rank.caches.spec))
             self._calls.tell_unread(work.key, work.roster, unread)
             sessions = await self._calls.connect(work.roster, legs)
+            if work.together:
+                await self._siblings.reach()
             if work.part.state.ended:
                 return
             work.phases["handshake"] = self._loop.time() - work.started
@@ -263,6 +296,7 @@ class TargetHalf:
             deadline_seconds=work.deadline_seconds,
             now=now,
             timing=self._timing,
+            siblings=self._siblings.membership(work, legs[0].attempt) if work.together else None,
         )
         work.marks["asked"] = now
         act, settle = partial(self._act, work), partial(self._settle, work)
@@ -276,6 +310,9 @@ class TargetHalf:
             self._blocks.drained(work.key)
             self._report(work, failure.end, failure.error)
             self._works.pop(work.key, None)
+            if work.together:
+                self._last_attempt += 1
+                self._siblings.tell_failed(work, self._last_attempt, failure.error)
 
     def _fail_early(self, work: TargetWork, error: Exception) -> None:
         if not isinstance(error, KVLinkError):
@@ -345,8 +382,19 @@ class TargetHalf:
                     return
                 self._note(work, message)
                 work.machine.feed(protocol.Received(session.peer, message))
+            case Decided():
+                self._decided(session.peer, message)
             case _:
                 _log.debug("%s sent %s, which is not a source's to send", session.peer, type(message).__name__)
+
+    def _decided(self, peer: str, message: Decided) -> None:
+        """The coordinator's word; a part's number is its first attempt's."""
+        work = self._of_attempt.get(message.part)
+        if work is not None and work.machine is not None:
+            work.machine.feed(protocol.Received(peer, message))
+            return
+        for send in protocol.membership.answer_unknown(peer, message):
+            self._siblings.send(send)
 
     def _note(self, work: TargetWork, message: AnyMessage) -> None:
         """Stamp phases as they pass, for the report only."""
@@ -372,7 +420,7 @@ class TargetHalf:
     def _concerns(self, work: TargetWork, peer: str) -> bool:
         if work.machine is None:
             return not work.part.state.ended and work.ticket is not None
-        return any(leg.peer == peer for leg in work.legs.values())
+        return any(leg.peer == peer for leg in work.legs.values()) or (work.together and self._siblings.leads(peer))
 
     async def _redial(self, peer: str) -> None:
         """Connect again; where that does not come about, whoever reads from it hears of it."""
@@ -392,8 +440,10 @@ class TargetHalf:
 
     # --- the machine's actions ------------------------------------------------------------------------------------
 
-    def _act(self, work: TargetWork, action: Action) -> None:
+    def _act(self, work: TargetWork, action: Action) -> None:  # noqa: C901 - one case an action
         match action:
+            case protocol.Send(peer=peer, message=message) if isinstance(message, Stands):
+                self._siblings.send(action)
             case protocol.Send(peer=peer, message=message):
                 self.sessions.send(peer, message)
             case protocol.SendAsk(peer=peer, attempt=attempt):
@@ -413,6 +463,8 @@ class TargetHalf:
                 self._loop.call_later(0, self._reads.forget, work.legs[attempt])
             case protocol.Install():
                 self._install(work)
+            case protocol.Show():
+                self._blocks.install(work.key)
             case protocol.ReleaseBlocks():
                 self._drain(work)
                 self._blocks.drained(work.key)
@@ -437,7 +489,8 @@ class TargetHalf:
             caches = self._rank.caches
             zero_uncovered(caches.spec, [region.array for region in caches.regions], work.into, work.descriptor.tokens)
         self._blocks.land(work.key)
-        self._blocks.install(work.key)
+        if not work.together:
+            self._blocks.install(work.key)
         work.phases["install"] = self._loop.time() - began
         self._feed(work, protocol.InstallDone())
 

@@ -76,6 +76,7 @@ class TargetWork:
         group_first_tokens: where it begins in each of its own groups, if not in all alike.
         uncovered: what becomes of slots past the last token.
         deadline_seconds: of the transfer, from its first ask.
+        together: it becomes visible with its siblings.
         ticket: push: what the sources are told, until they announce.
         descriptor: the source's claim, once known.
         legs: by attempt, once begun.
@@ -93,6 +94,7 @@ class TargetWork:
     uncovered: Uncovered
     deadline_seconds: float
     started: float
+    together: bool = False
     group_first_tokens: FirstTokens = ()
     ticket: Ticket | None = None
     descriptor: KVDescriptor | None = None

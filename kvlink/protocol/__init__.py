@@ -1,13 +1,16 @@
 """The protocol as data: ``step(state, event, now) -> (state, actions)`` over frozen values and total tables.
 
 No I/O, no clock, no randomness: ids, time and verdicts come in with events, deeds go out as actions. ``target`` and
-``source`` are the two machines, `Ledger` and `ParkingLot` what surrounds them. See docs/protocol.md.
+``source`` are the two machines, ``group`` makes the parts of several target ranks one, `Ledger` and `ParkingLot` are
+what surrounds them. See docs/protocol.md.
 """
 
 from __future__ import annotations
 
-from kvlink.protocol import source, target
+from kvlink.protocol import group, membership, source, target
+from kvlink.protocol.group import Group, GroupEvent, GroupPhase, Stood
 from kvlink.protocol.ledger import Fresh, Join, Ledger, Recorded, Refuse
+from kvlink.protocol.membership import Abandon, Membership, Noted, Proceed, Reveal
 from kvlink.protocol.parking import ParkingLot
 from kvlink.protocol.retry import AGAIN, Again, RetryPolicy, again
 from kvlink.protocol.source import answer_unknown
@@ -45,6 +48,7 @@ from kvlink.protocol.vocabulary import (
     SendAnnounce,
     SendAsk,
     SendLease,
+    Show,
     StartRead,
     StopRenewing,
     Tick,
@@ -58,6 +62,7 @@ from kvlink.protocol.vocabulary import (
 
 __all__ = [
     "AGAIN",
+    "Abandon",
     "Action",
     "Again",
     "AskArrived",
@@ -70,6 +75,9 @@ __all__ = [
     "Expose",
     "Failure",
     "Fresh",
+    "Group",
+    "GroupEvent",
+    "GroupPhase",
     "Install",
     "InstallDone",
     "InstallFailed",
@@ -77,11 +85,14 @@ __all__ = [
     "Learned",
     "LeaseLapsed",
     "Ledger",
+    "Membership",
+    "Noted",
     "ParkAsk",
     "ParkingLot",
     "PeerDead",
     "PeerLost",
     "PreparedArrived",
+    "Proceed",
     "ReadEnded",
     "Received",
     "Recorded",
@@ -90,15 +101,18 @@ __all__ = [
     "RenewHold",
     "Report",
     "RetryPolicy",
+    "Reveal",
     "Seal",
     "Send",
     "SendAnnounce",
     "SendAsk",
     "SendLease",
+    "Show",
     "SourceEvent",
     "SourcePart",
     "SourcePhase",
     "StartRead",
+    "Stood",
     "StopRenewing",
     "TargetEvent",
     "TargetPart",
@@ -114,6 +128,8 @@ __all__ = [
     "error_info",
     "fail",
     "failure_of",
+    "group",
+    "membership",
     "source",
     "target",
 ]

@@ -13,6 +13,8 @@ from typing import cast
 from msgspec.structs import replace
 
 from kvlink import errors, wire
+from kvlink.protocol import membership
+from kvlink.protocol.membership import Abandon, Membership, Noted, Proceed, Reveal
 from kvlink.protocol.table import Edge, Moment, fire, fire_each, inert, on, row, settle, total
 from kvlink.protocol.target_leg import (
     QUIET,
@@ -38,6 +40,7 @@ from kvlink.protocol.vocabulary import (
     Received,
     ReleaseBlocks,
     Report,
+    Show,
     Tick,
     Timing,
     Value,
@@ -50,7 +53,11 @@ class TargetPhase(Enum):
     """Where a target part stands."""
 
     LIVE = "live"
+    GATHERED = "gathered"
+    """All has landed; siblings have not."""
     INSTALLING = "installing"
+    HIDDEN = "hidden"
+    """Installed, and shown to nobody before all siblings are: time cannot take it away, the coordinator can."""
     ENDING = "ending"
     """Failed; cut-offs are awaited (*draining*)."""
     ENDED = "ended"
@@ -100,6 +107,7 @@ class TargetPart(Value, frozen=True, kw_only=True):
         parked_since: since when a leg is parked, or ``None``. While it is, the transfer's clock stands still.
         phase: where it stands.
         failure: the first cause, once it failed.
+        siblings: where it stands among them, if all become visible together.
     """
 
     key: str
@@ -110,6 +118,7 @@ class TargetPart(Value, frozen=True, kw_only=True):
     parked_since: float | None = None
     phase: TargetPhase = TargetPhase.LIVE
     failure: Failure | None = None
+    siblings: Membership | None = None
 
     def leg(self, attempt: int) -> TargetLeg | None:
         """The leg of this attempt, if it is ours."""
@@ -121,7 +130,13 @@ _Concerned = Callable[[TargetLeg], bool]
 
 
 def begin(
-    key: str, legs: Iterable[tuple[str, int]], *, deadline_seconds: float, now: float, timing: Timing
+    key: str,
+    legs: Iterable[tuple[str, int]],
+    *,
+    deadline_seconds: float,
+    now: float,
+    timing: Timing,
+    siblings: Membership | None = None,
 ) -> tuple[TargetPart, tuple[Action, ...]]:
     """Ask every source rank.
 
@@ -131,6 +146,7 @@ def begin(
         deadline_seconds: how long the transfer may take from now, time spent parked apart.
         now: the driver's monotonic clock, seconds.
         timing: the protocol's clocks.
+        siblings: its place among the parts with which it becomes visible, or ``None`` if it does alone.
 
     Raises:
         ValueError: no leg, or two with one attempt or one peer.
@@ -140,14 +156,19 @@ def begin(
         raise ValueError(f"a part needs legs with distinct peers and attempts, not {pairs}")
     at = Moment(now, timing)
     asked = [ask(TargetLeg(peer, attempt), at) for peer, attempt in pairs]
+    actions = tuple(action for _, some in asked for action in some)
+    if siblings is not None:
+        siblings, told = membership.tell(siblings, wire.Stage.JOINED, at)
+        actions = (*actions, *told)
     part = TargetPart(
         key=key,
         legs=tuple(leg for leg, _ in asked),
         timing=timing,
         deadline_seconds=deadline_seconds,
         deadline_at=now + deadline_seconds,
+        siblings=siblings,
     )
-    return part, cast("tuple[Action, ...]", tuple(action for _, actions in asked for action in actions))
+    return part, cast("tuple[Action, ...]", actions)
 
 
 def step(part: TargetPart, event: TargetEvent, now: float) -> tuple[TargetPart, tuple[Action, ...]]:
@@ -155,8 +176,9 @@ def step(part: TargetPart, event: TargetEvent, now: float) -> tuple[TargetPart, 
     at = Moment(now, part.timing)
     before = part
     part, actions = _tell_legs(part, event, at)
-    if type(event) in TARGET_PART_EVENTS:
-        part, more = fire(TARGET_PART, part, event, at)
+    told = _told_part(part, event)
+    if told is not None:
+        part, more = fire(TARGET_PART, part, told, at)
         actions += more
     part, done = settle(TARGET_PART, TARGET_PART_EVENTS, part, actions, _signal, at)
     return _stop_clock(before, part, now), cast("tuple[Action, ...]", done)
@@ -164,13 +186,27 @@ def step(part: TargetPart, event: TargetEvent, now: float) -> tuple[TargetPart, 
 
 def next_timer(part: TargetPart) -> float | None:
     """When the next `Tick` is due, or ``None``."""
-    times = [leg.until for leg in part.legs if leg.until is not None]
-    times += [leg.repeat.at for leg in part.legs if leg.repeat is not None]
     if part.phase is TargetPhase.INSTALLING:
         return None
-    if part.phase is TargetPhase.LIVE and part.parked_since is None:
+    times: list[float] = []
+    if part.phase is not TargetPhase.HIDDEN:
+        times += [leg.until for leg in part.legs if leg.until is not None]
+        times += [leg.repeat.at for leg in part.legs if leg.repeat is not None]
+    if part.siblings is not None and part.siblings.repeat is not None:
+        times.append(part.siblings.repeat.at)
+        times += [] if part.siblings.until is None else [part.siblings.until]
+    if part.phase in (TargetPhase.LIVE, TargetPhase.GATHERED) and part.parked_since is None:
         times.append(part.deadline_at)
     return min(times, default=None)
+
+
+def _told_part(part: TargetPart, event: TargetEvent) -> object | None:
+    """What an event is to the part itself."""
+    match event:
+        case Received(peer=peer, message=wire.Decided() as message):
+            return None if part.siblings is None else membership.word_of(part.siblings, peer, message)
+        case _:
+            return event if type(event) in TARGET_PART_EVENTS else None
 
 
 def _tell_legs(part: TargetPart, event: TargetEvent, at: Moment) -> Change:
@@ -184,7 +220,7 @@ def _tell_legs(part: TargetPart, event: TargetEvent, at: Moment) -> Change:
             return _each(part, event, at, lambda leg: leg.attempt == event.attempt)
         case PeerLost() | PeerDead():
             return _each(part, event, at, lambda leg: leg.peer == event.peer)
-        case Tick() if part.phase is not TargetPhase.INSTALLING:
+        case Tick() if part.phase not in (TargetPhase.INSTALLING, TargetPhase.HIDDEN):
             return _each(part, event, at)
         case _:
             return part, ()
@@ -204,7 +240,8 @@ def _signal(part: TargetPart) -> object | None:
         return AllCommitted()
     if part.phase is TargetPhase.ENDING and phases <= set(QUIET):
         return AllQuiet()
-    if part.phase is TargetPhase.ENDED and phases == {LegPhase.CLOSED}:
+    untold = part.siblings is not None and part.siblings.repeat is not None
+    if part.phase is TargetPhase.ENDED and phases == {LegPhase.CLOSED} and not untold:
         return AllTold()
     return None
 
@@ -219,7 +256,7 @@ def _stop_clock(before: TargetPart, part: TargetPart, now: float) -> TargetPart:
     return part
 
 
-# --- guards and effects ---------------------------------------------------------------------------------------
+# --- guards -------------------------------------------------------------------------------------------------------
 
 
 def overdue(part: TargetPart, _event: Tick, at: Moment) -> bool:
@@ -232,8 +269,54 @@ def out_of_time(part: TargetPart, _event: AllCommitted, at: Moment) -> bool:
     return any(leg.until is None or at.now >= leg.until for leg in part.legs)
 
 
+def together(part: TargetPart, _event: object, _at: Moment) -> bool:
+    """It becomes visible with its siblings."""
+    return part.siblings is not None
+
+
+def doomed(part: TargetPart, _event: InstallDone, _at: Moment) -> bool:
+    """Its end came while the engine was taking the blocks, and none but its siblings can be shown them."""
+    return part.failure is not None
+
+
+def leaderless(part: TargetPart, event: PeerLost | PeerDead, _at: Moment) -> bool:
+    """It was the coordinator that went."""
+    return part.siblings is not None and part.siblings.coordinator == event.peer
+
+
+def doubtful(_part: TargetPart, event: Abandon, _at: Moment) -> bool:
+    """The coordinator itself does not know."""
+    return event.failure.end is End.INDETERMINATE
+
+
+def unheard(part: TargetPart, _event: Tick, at: Moment) -> bool:
+    """The coordinator has not said what it must, and another word to it is due."""
+    return part.siblings is not None and part.siblings.repeat is not None and at.now >= part.siblings.repeat.at
+
+
+def forsaken(part: TargetPart, _event: Tick, at: Moment) -> bool:
+    """The coordinator has not said what it must in all the time there is."""
+    waits = part.siblings if part.siblings is not None and part.siblings.repeat is not None else None
+    return waits is not None and waits.until is not None and at.now >= waits.until
+
+
+# --- effects ------------------------------------------------------------------------------------------------------
+
+
 def prepare(part: TargetPart, _event: AllLanded, at: Moment) -> Change:
     """Only now start the commits' clocks: a slow leg must not let a fast one's run out."""
+    return _each(part, Prepare(), at)
+
+
+def say_landed(part: TargetPart, _event: AllLanded, at: Moment) -> Change:
+    """Nor may a slow sibling."""
+    return _say(part, wire.Stage.LANDED, at)
+
+
+def proceed(part: TargetPart, event: Proceed, at: Moment) -> Change:
+    """All siblings have landed."""
+    if part.siblings is not None:
+        part = replace(part, siblings=replace(membership.heard(part.siblings), group=event.group))
     return _each(part, Prepare(), at)
 
 
@@ -248,14 +331,56 @@ def report_done(part: TargetPart, _event: InstallDone, at: Moment) -> Change:
     return part, (*actions, Report(End.DONE, None))
 
 
-def cut_all(part: TargetPart, event: LegFailed | Cancel, at: Moment) -> Change:
-    """Cut off every sibling before anything else happens (A4)."""
+def hide(part: TargetPart, _event: InstallDone, at: Moment) -> Change:
+    """In time; and no source hears of it, so none lets go, before all siblings are."""
+    return _say(part, wire.Stage.INSTALLED, at)
+
+
+def show(part: TargetPart, _event: Reveal, at: Moment) -> Change:
+    """All siblings are installed."""
+    part, told = _say(replace(part, failure=None), wire.Stage.REVEALED, at)
+    part, actions = _each(part, Switched(), at)
+    return part, (Show(), *told, *actions, Report(End.DONE, None))
+
+
+def ask_out(part: TargetPart, event: Cancel, at: Moment) -> Change:
+    """Not for this part to decide any more."""
+    return _say(replace(part, failure=event.failure), wire.Stage.LEAVING, at, event.failure.error)
+
+
+def doom(part: TargetPart, event: Cancel | Abandon, _at: Moment) -> Change:
+    """As soon as the engine has answered."""
+    return replace(part, failure=part.failure or event.failure), ()
+
+
+def doom_leaderless(part: TargetPart, _event: PeerLost | PeerDead, _at: Moment) -> Change:
+    """As soon as the engine has answered."""
+    return replace(part, failure=part.failure or _leaderless(part)), ()
+
+
+def say_again(part: TargetPart, _event: object, at: Moment) -> Change:
+    """Repeat where the part stands."""
+    if part.siblings is None:
+        return part, ()
+    siblings, told = membership.tell_again(part.siblings, at)
+    return replace(part, siblings=siblings), told
+
+
+def heard(part: TargetPart, _event: object, _at: Moment) -> Change:
+    """The coordinator knows, or nobody is left to know."""
+    return replace(part, siblings=part.siblings and membership.heard(part.siblings)), ()
+
+
+def cut_all(part: TargetPart, event: LegFailed | Cancel | Abandon, at: Moment) -> Change:
+    """Cut off every sibling leg before anything else happens (A4)."""
     return _cut_all(part, event.failure, at)
 
 
 def cut_overdue(part: TargetPart, _event: Tick, at: Moment) -> Change:
     """The deadline."""
     waits = ", ".join(f"{leg.peer} {leg.phase.value}" for leg in part.legs)
+    if part.phase is TargetPhase.GATHERED:
+        waits = "all has landed here; siblings have not"
     text = f"not done {part.deadline_seconds:g} s after the first ask ({waits})"
     return _cut_all(part, fail(End.EXPIRED, errors.DeadlineError, text), at)
 
@@ -271,6 +396,27 @@ def cut_failed(part: TargetPart, event: InstallFailed, at: Moment) -> Change:
     return _cut_all(part, failure_of(event.error), at)
 
 
+def cut_doomed(part: TargetPart, _event: InstallDone, at: Moment) -> Change:
+    """What came while the engine was taking the blocks; without this part nothing can have been revealed."""
+    return _cut_all(part, part.failure or _leaderless(part), at)
+
+
+def cut_leaderless(part: TargetPart, _event: PeerLost | PeerDead, at: Moment) -> Change:
+    """A TP group is one incarnation, and without this part nothing can have been revealed."""
+    return _cut_all(part, _leaderless(part), at)
+
+
+def cut_unknowing(part: TargetPart, event: Abandon | PeerLost | PeerDead | Tick, at: Moment) -> Change:
+    """The siblings may have been revealed: this part ends *indeterminate*, and its sources hear that it is not."""
+    if part.siblings is None:
+        return part, ()
+    failure = event.failure if isinstance(event, Abandon) else membership.doubt(part.siblings, _why(part, event))
+    told = membership.leaderless(part.siblings)
+    siblings, said = membership.tell(part.siblings, wire.Stage.FAILED, at, failure.error)
+    part, actions = _each(replace(part, failure=failure, siblings=siblings), Cut(told), at)
+    return part, (*said, *actions)
+
+
 def report_failed(part: TargetPart, _event: AllQuiet, _at: Moment) -> Change:
     """Every cut-off is done: the blocks go back, then the end is told, once (A2)."""
     failure = part.failure or fail(End.FAILED, errors.TransferError, "failed without a word")
@@ -278,7 +424,28 @@ def report_failed(part: TargetPart, _event: AllQuiet, _at: Moment) -> Change:
 
 
 def _cut_all(part: TargetPart, failure: Failure, at: Moment) -> Change:
-    return _each(replace(part, failure=failure), Cut(failure), at)
+    """No commit is used and nothing was shown, so the siblings can be told at once: none of them must wait."""
+    part, said = _say(replace(part, failure=failure), wire.Stage.FAILED, at, failure.error)
+    part, actions = _each(part, Cut(failure), at)
+    return part, (*actions, *said)
+
+
+def _say(part: TargetPart, stage: wire.Stage, at: Moment, error: wire.ErrorInfo | None = None) -> Change:
+    if part.siblings is None:
+        return part, ()
+    siblings, told = membership.tell(part.siblings, stage, at, error)
+    return replace(part, siblings=siblings), told
+
+
+def _leaderless(part: TargetPart) -> Failure:
+    if part.siblings is None:
+        return fail(End.FAILED, errors.TransferError, "failed without a word")
+    return membership.leaderless(part.siblings)
+
+
+def _why(part: TargetPart, event: object) -> str:
+    gone = part.siblings.coordinator if part.siblings is not None else ""
+    return f"{gone} did not say in time" if isinstance(event, Tick) else f"{gone}, which decides, is gone or silent"
 
 
 # --- the table ------------------------------------------------------------------------------------------------
@@ -286,33 +453,75 @@ def _cut_all(part: TargetPart, failure: Failure, at: Moment) -> Change:
 P = TargetPhase
 TARGET_PART_EVENTS = (
     LegFailed, AllLanded, AllCommitted, AllQuiet, AllTold, InstallDone, InstallFailed, Cancel, Tick,
+    Proceed, Reveal, Abandon, Noted, PeerLost, PeerDead,
 )  # fmt: skip
+
+# Nothing is committed, or no commit was used: whatever ends this part ends it at once.
+_endable = row(
+    on(LegFailed, Edge(P.ENDING, cut_all)),
+    on(Cancel, Edge(P.ENDING, cut_all)),
+    on(Abandon, Edge(P.ENDING, cut_all)),
+    on(PeerLost, Edge(P.ENDING, cut_leaderless, leaderless)),
+    on(PeerDead, Edge(P.ENDING, cut_leaderless, leaderless)),
+    on(Tick, Edge(P.ENDING, cut_overdue, overdue), Edge(None, say_again, unheard)),
+)
 
 TARGET_PART = total(
     P,
     TARGET_PART_EVENTS,
     {
         P.LIVE: row(
-            on(LegFailed, Edge(P.ENDING, cut_all)),
-            on(Cancel, Edge(P.ENDING, cut_all)),
-            on(Tick, Edge(P.ENDING, cut_overdue, overdue)),
-            on(AllLanded, Edge(None, prepare)),
+            _endable,
+            on(AllLanded, Edge(P.GATHERED, say_landed, together), Edge(None, prepare)),
             on(AllCommitted, Edge(P.ENDING, cut_expired, out_of_time), Edge(P.INSTALLING, install)),
-            inert(AllQuiet, AllTold, InstallDone, InstallFailed),
+            inert(AllQuiet, AllTold, InstallDone, InstallFailed, Proceed, Reveal, Noted),
         ),
-        # The engine is taking the blocks: too late for a cancel, a deadline or a source's end.
+        P.GATHERED: row(
+            _endable,
+            on(Proceed, Edge(P.LIVE, proceed)),
+            inert(AllLanded, AllCommitted, AllQuiet, AllTold, InstallDone, InstallFailed, Reveal, Noted),
+        ),
+        # The engine is taking the blocks: too late for a deadline or a source's end, and, alone, for a cancel.
         P.INSTALLING: row(
-            on(InstallDone, Edge(P.ENDED, report_done)),
+            on(
+                InstallDone,
+                Edge(P.ENDING, cut_doomed, doomed),
+                Edge(P.HIDDEN, hide, together),
+                Edge(P.ENDED, report_done),
+            ),
             on(InstallFailed, Edge(P.ENDING, cut_failed)),
-            inert(LegFailed, AllLanded, AllCommitted, AllQuiet, AllTold, Cancel, Tick),
+            on(Cancel, Edge(None, doom, together)),
+            on(Abandon, Edge(None, doom)),
+            on(PeerLost, Edge(None, doom_leaderless, leaderless)),
+            on(PeerDead, Edge(None, doom_leaderless, leaderless)),
+            inert(LegFailed, AllLanded, AllCommitted, AllQuiet, AllTold, Tick, Proceed, Reveal, Noted),
+        ),
+        P.HIDDEN: row(
+            on(Reveal, Edge(P.ENDED, show)),
+            on(Abandon, Edge(P.ENDING, cut_unknowing, doubtful), Edge(P.ENDING, cut_all)),
+            on(Cancel, Edge(None, ask_out)),
+            on(PeerLost, Edge(P.ENDING, cut_unknowing, leaderless)),
+            on(PeerDead, Edge(P.ENDING, cut_unknowing, leaderless)),
+            on(Tick, Edge(P.ENDING, cut_unknowing, forsaken), Edge(None, say_again, unheard)),
+            inert(LegFailed, AllLanded, AllCommitted, AllQuiet, AllTold, InstallDone, InstallFailed, Proceed, Noted),
         ),
         P.ENDING: row(
             on(AllQuiet, Edge(P.ENDED, report_failed)),
-            inert(LegFailed, AllLanded, AllCommitted, AllTold, InstallDone, InstallFailed, Cancel, Tick),
+            on(Noted, Edge(None, heard)),
+            on(PeerLost, Edge(None, heard, leaderless)),
+            on(PeerDead, Edge(None, heard, leaderless)),
+            on(Tick, Edge(None, heard, forsaken), Edge(None, say_again, unheard)),
+            inert(LegFailed, AllLanded, AllCommitted, AllTold, InstallDone, InstallFailed, Cancel),
+            inert(Proceed, Reveal, Abandon),
         ),
         P.ENDED: row(
             on(AllTold, Edge(P.CLOSED)),
-            inert(LegFailed, AllLanded, AllCommitted, AllQuiet, InstallDone, InstallFailed, Cancel, Tick),
+            on(Noted, Edge(None, heard)),
+            on(PeerLost, Edge(None, heard, leaderless)),
+            on(PeerDead, Edge(None, heard, leaderless)),
+            on(Tick, Edge(None, heard, forsaken), Edge(None, say_again, unheard)),
+            inert(LegFailed, AllLanded, AllCommitted, AllQuiet, InstallDone, InstallFailed, Cancel),
+            inert(Proceed, Reveal, Abandon),
         ),
         P.CLOSED: row(inert(*TARGET_PART_EVENTS)),
     },

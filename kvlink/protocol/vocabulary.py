@@ -73,6 +73,8 @@ class Timing(Value, frozen=True, kw_only=True):
         retry_hold_seconds: how long a hold outlives a retryable failure, for a fresh attempt to ask.
         lost_hold_seconds: how long a hold outlives the target that was to read it.
         retire_seconds: how long a source keeps an ended part to answer late messages.
+        gather_seconds: how long a coordinator waits for the last rank to begin its part.
+        group_seconds: how long a coordinator keeps a request of which it hears nothing.
     """
 
     commit_ttl_seconds: float = limits.COMMIT_TTL_SECONDS
@@ -84,6 +86,8 @@ class Timing(Value, frozen=True, kw_only=True):
     retry_hold_seconds: float = limits.RETRY_HOLD_SECONDS
     lost_hold_seconds: float = limits.LOST_HOLD_SECONDS
     retire_seconds: float = limits.RETIRE_SECONDS
+    gather_seconds: float = limits.GATHER_SECONDS
+    group_seconds: float = limits.MAX_ATTEMPT_SECONDS
 
 
 class Repeat(Value, frozen=True):
@@ -179,7 +183,14 @@ class CutOff(Value, frozen=True):
 
 
 class Install(Value, frozen=True):
-    """Target: hand the blocks to the engine *now*. Answer with ``InstallDone`` or ``InstallFailed``, always."""
+    """Target: hand the blocks to the engine *now*. Answer with ``InstallDone`` or ``InstallFailed``, always.
+
+    With siblings to wait for, make them ready to hand over, and show them to nobody before `Show`.
+    """
+
+
+class Show(Value, frozen=True):
+    """Target: all siblings are installed: the engine may see the blocks."""
 
 
 class ReleaseBlocks(Value, frozen=True):
@@ -242,6 +253,6 @@ class Report(Value, frozen=True):
 
 
 Action = (
-    Send | SendAsk | StartRead | StopRenewing | CutOff | Install | ReleaseBlocks | SendLease | Expose | Withdraw
+    Send | SendAsk | StartRead | StopRenewing | CutOff | Install | Show | ReleaseBlocks | SendLease | Expose | Withdraw
     | SendAnnounce | ParkAsk | Unpark | EndHold | Learned | Report
 )  # fmt: skip

@@ -18,7 +18,29 @@ def install(world: World, index: int, number: int) -> World:
     rank = world.targets[index]
     fetch = rank.fetches[number]
     world = note(world, *_wrong_install(world, rank, fetch))
+    alone = fetch.part is None or fetch.part.siblings is None
+    return put_fetch(world, index, number, fetch._replace(blocks="installed" if alone else "hidden"))
+
+
+def show(world: World, index: int, number: int) -> World:
+    """The target lets its engine see what all its siblings have installed."""
+    rank = world.targets[index]
+    fetch = rank.fetches[number]
+    if fetch.blocks != "hidden":
+        world = note(world, f"1: {rank.peer} shows blocks that are {fetch.blocks}")
+    for other in _engine(world, rank):
+        if not any(_ready(part) for part in other.fetches):
+            world = note(world, f"3: {rank.peer} shows its part, and {other.peer} has not installed its own")
     return put_fetch(world, index, number, fetch._replace(blocks="installed"))
+
+
+def _engine(world: World, rank: Target) -> list[Target]:
+    return [other for other in world.targets if other.engine == rank.engine]
+
+
+def _ready(fetch: Fetch) -> bool:
+    """It can become visible, or has, or gave up not knowing."""
+    return fetch.blocks in ("hidden", "installed") or fetch.end is End.INDETERMINATE
 
 
 def _wrong_install(world: World, rank: Target, fetch: Fetch) -> Iterator[str]:
@@ -54,7 +76,7 @@ def release(world: World, index: int, number: int) -> World:
     """The target takes its reservation back."""
     rank = world.targets[index]
     fetch = rank.fetches[number]
-    if fetch.blocks != "reserved":
+    if fetch.blocks not in ("reserved", "hidden"):
         world = note(world, f"4: {rank.peer} releases blocks that are {fetch.blocks}")
     if moving := fetch.reading | fetch.cutting:
         world = note(world, f"1: {rank.peer} releases blocks into which {set(moving)} may still land")
@@ -106,8 +128,25 @@ def unsettled(world: World) -> str | None:
             return f"A: {held.peer} says {held.end}, and nobody has installed"
     for rank in world.targets:
         for fetch in rank.fetches if rank.alive else ():
-            if fetch.end is None or fetch.blocks == "reserved" or fetch.part is not None:
+            if fetch.end is None or fetch.blocks in ("reserved", "hidden") or fetch.part is not None:
                 return f"5: {rank.peer} rests with end {fetch.end}, blocks {fetch.blocks}, part {fetch.part}"
+    return _apart(world)
+
+
+def _apart(world: World) -> str | None:
+    """Parts that should have become visible together, and did not."""
+    if world.group is not None:
+        return f"5: the coordinator rests with {world.group}"
+    if not world.gatherings:
+        return None
+    ranks = [rank for rank in world.targets if rank.engine == world.targets[0].engine]
+    visible = [rank.peer for rank in ranks if any(fetch.blocks == "installed" for fetch in rank.fetches)]
+    for rank in ranks if visible else ():
+        ends = [fetch.end for fetch in rank.fetches]
+        if rank.alive and rank.peer not in visible and End.INDETERMINATE not in ends:
+            return f"3: {visible} are visible, and {rank.peer} says {ends}"
+    if ranks[0].alive and ranks[0].peer in visible and len(visible) < len(ranks):
+        return f"3: the coordinator says done, and of its ranks only {visible} are visible"
     return None
 
 

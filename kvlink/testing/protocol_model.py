@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from kvlink import errors, protocol, wire
-from kvlink.protocol import End, SourcePhase, TargetPart, TargetPhase, source, target
+from kvlink.protocol import End, SourcePhase, TargetPart, TargetPhase, group, source, target
 from kvlink.testing.explorer import Move
 from kvlink.testing.invariants import (
     end_hold,
@@ -16,6 +16,7 @@ from kvlink.testing.invariants import (
     release,
     report_source,
     report_target,
+    show,
     unsettled,
 )
 from kvlink.testing.worlds import (
@@ -32,10 +33,12 @@ from kvlink.testing.worlds import (
     World,
     canonical,
     on_the_way,
+    overtakes,
     put_fetch,
     put_source,
     put_target,
     soil,
+    textless,
 )
 
 
@@ -57,6 +60,7 @@ class ProtocolModel:
         self._values: list[Any] = []
         longest = scenario.deadline_seconds + scenario.timing.park_seconds
         self._bound = longest + scenario.timing.commit_ttl_seconds + scenario.timing.drift_margin_seconds
+        self._bound += scenario.timing.tell_seconds if scenario.together else 0.0
 
     def start(self) -> World:
         """Every source holds; the first engine's ranks have asked, or delivered their tickets."""
@@ -87,14 +91,16 @@ class ProtocolModel:
 
     def pack(self, world: World) -> tuple[Any, ...]:
         """Its pieces' numbers: few pieces are new, and what is remembered of a state is a few integers."""
-        pieces = (world.packets, world.late, world.notices, world.wrong, world.sources, world.targets)
-        return (world.now, world.faults, *(self._number(piece) for piece in pieces))
+        pieces = (world.packets, world.late, world.notices, world.wrong, world.sources, world.targets, world.group)
+        return (world.now, world.faults, world.gatherings, *(self._number(piece) for piece in pieces))
 
     def unpack(self, packed: Any) -> World:  # noqa: ANN401
         """The world of these numbers."""
-        now, faults, *numbers = packed
-        packets, late, notices, wrong, sources, targets = (self._values[number] for number in numbers)
-        return World(now, faults, packets, notices, sources, targets, self.scenario.readers, wrong, late)
+        now, faults, gatherings, *numbers = packed
+        packets, late, notices, wrong, sources, targets, group = (self._values[number] for number in numbers)
+        return World(
+            now, faults, packets, notices, sources, targets, self.scenario.readers, wrong, late, group, gatherings
+        )
 
     def _number(self, piece: Any) -> int:  # noqa: ANN401
         number = self._numbers.get(piece)
@@ -112,6 +118,8 @@ class ProtocolModel:
 
     def _moves(self, world: World) -> Iterator[Step]:
         for packet in world.packets:
+            if self.scenario.prompt and overtakes(world, packet):
+                continue
             rest = world._replace(packets=world.packets - {packet}, late=world.late - {packet})
             yield Step(f"{_name(packet)} arrives", self._deliver(rest, packet))
         for notice in world.notices:
@@ -159,6 +167,7 @@ class ProtocolModel:
         fetches = [fetch for rank in world.targets if rank.alive for fetch in rank.fetches]
         timers = [target.next_timer(fetch.part) for fetch in fetches if fetch.part is not None]
         timers += [source.next_timer(held.part) for held in world.sources if held.part is not None]
+        timers += [] if world.group is None else [group.next_timer(world.group)]
         due = [timer for timer in timers if timer is not None]
         if not due or self._busy(world):
             return
@@ -167,6 +176,7 @@ class ProtocolModel:
             world = self._to_target(world, index, protocol.Tick()) if rank.alive else world
         for index, held in enumerate(world.sources):
             world = self._to_source(world, index, protocol.Tick()) if held.alive else world
+        world = self._to_group(world, protocol.Tick())
         if world == before and min(due) <= world.now:
             world = note(world, f"5: the timer of {min(due):g} is due, and nothing comes of it")
         yield Step(f"the clock comes to {world.now:g}", world)
@@ -201,10 +211,10 @@ class ProtocolModel:
         if any(fetch.part is not None and fetch.end is None for fetch in rank.fetches):
             cancel = protocol.Cancel(protocol.fail(End.CANCELLED, errors.CancelledError, "by the embedder"))
             yield "cancel", f"{rank.peer} cancels", self._to_target(world, index, cancel)
-        yield "crash", f"{rank.peer} crashes", _crash_target(world, index)
-        for held in world.sources:
-            lost = world._replace(notices=world.notices | {(held.peer, protocol.PeerLost(rank.peer))})
-            yield "silence", f"{held.peer} hears nothing of {rank.peer}", lost
+        yield "crash", f"{rank.peer} crashes", _crash_target(world, index, self._siblings(world, rank))
+        for peer in (*(held.peer for held in world.sources), *self._siblings(world, rank)):
+            lost = world._replace(notices=world.notices | {(peer, protocol.PeerLost(rank.peer))})
+            yield "silence", f"{peer} hears nothing of {rank.peer}", lost
 
     def _source_faults(self, world: World, index: int, held: Source) -> Iterator[tuple[str, str, World]]:
         for lease in held.leases:
@@ -228,10 +238,22 @@ class ProtocolModel:
             deadline_seconds=self.scenario.deadline_seconds,
             now=world.now,
             timing=self.scenario.timing,
+            siblings=self._membership(rank, first),
         )
         fetch = Fetch(world.now, part, frozenset(attempt for _, attempt in legs))
         world = put_target(world, index, rank._replace(fetches=(*rank.fetches, fetch)))
         return self._do_target(world, index, len(rank.fetches), actions)
+
+    def _membership(self, rank: Target, number: int) -> protocol.Membership | None:
+        if not self.scenario.together or rank.engine != "D":
+            return None
+        return protocol.Membership(key=KEY, coordinator="D0", number=number, content=DIGEST)
+
+    def _siblings(self, world: World, rank: Target) -> list[str]:
+        """Whom of its engine it speaks with."""
+        if not self.scenario.together:
+            return []
+        return [other.peer for other in world.targets if other is not rank and "D0" in (rank.peer, other.peer)]
 
     # --- delivery ---------------------------------------------------------------------------------------------
 
@@ -243,6 +265,10 @@ class ProtocolModel:
             if rank.peer == packet.receiver and rank.alive:
                 if isinstance(packet.message, Announced):
                     return world if rank.fetches else self._fetch(world, index)
+                if isinstance(packet.message, wire.Stands):
+                    return self._stands(world, packet.sender, packet.message)
+                if isinstance(packet.message, wire.Decided) and not _has_part(rank, packet.message.part):
+                    return _sends(world, rank.peer, protocol.membership.answer_unknown(packet.sender, packet.message))
                 return self._to_target(world, index, protocol.Received(packet.sender, packet.message))
         return world
 
@@ -277,7 +303,30 @@ class ProtocolModel:
                 return self._to_source(world, index, event)
         for index, rank in enumerate(world.targets):
             if rank.peer == peer and rank.alive:
-                return self._to_target(world, index, event)
+                world = self._to_target(world, index, event)
+                return self._to_group(world, event) if peer == "D0" else world
+        return world
+
+    def _stands(self, world: World, peer: str, message: wire.Stands) -> World:
+        """A rank tells the coordinator where its part stands."""
+        if group.begins(world.group, peer, message):
+            number, peers = world.gatherings + 1, [f"D{index}" for index in range(self.scenario.readers)]
+            begun = group.begin(KEY, number, "D0", peers, now=world.now, timing=self.scenario.timing)
+            world = world._replace(group=begun, gatherings=number)
+        if world.group is None:
+            return _send(world, "D0", peer, group.answer_unknown(peer, message).message)
+        return self._to_group(world, protocol.Stood(peer, message))
+
+    def _to_group(self, world: World, event: Any) -> World:  # noqa: ANN401
+        if world.group is None:
+            return world
+        after, actions = self._stepped(group, world.group, event, world.now)
+        world = world._replace(group=None if after.phase is protocol.GroupPhase.CLOSED else after)
+        for action in actions:
+            if action.peer == "D0":
+                world = self._to_target(world, 0, protocol.Received("D0", action.message))
+            else:
+                world = _send(world, "D0", action.peer, action.message)
         return world
 
     def _to_target(self, world: World, index: int, event: Any) -> World:  # noqa: ANN401
@@ -314,16 +363,21 @@ class ProtocolModel:
         key = (part, event, now)
         known = self._steps.get(key)
         if known is None:
-            known = self._steps[key] = machine.step(part, event, now)
+            known = self._steps[key] = textless(machine.step(part, event, now))
         return known
 
     # --- deeds ------------------------------------------------------------------------------------------------
 
-    def _do_target(self, world: World, index: int, number: int, actions: tuple[Any, ...]) -> World:
+    def _do_target(  # noqa: C901 - one case an action
+        self, world: World, index: int, number: int, actions: tuple[Any, ...]
+    ) -> World:
         rank = world.targets[index]
+        own: list[wire.Stands] = []  # what a rank tells itself is heard after the step, and never lost
         for action in actions:
             fetch = world.targets[index].fetches[number]
             match action:
+                case protocol.Send(peer=peer, message=wire.Stands() as stands) if peer == rank.peer:
+                    own.append(stands)
                 case protocol.Send(peer=peer, message=message):
                     world = _send(world, rank.peer, peer, message)
                 case protocol.SendAsk(peer=peer, attempt=attempt):
@@ -337,10 +391,14 @@ class ProtocolModel:
                     world = put_fetch(world, index, number, fetch._replace(cutting=fetch.cutting | {attempt}))
                 case protocol.Install():
                     world = self._to_target(install(world, index, number), index, protocol.InstallDone())
+                case protocol.Show():
+                    world = show(world, index, number)
                 case protocol.ReleaseBlocks():
                     world = release(world, index, number)
                 case protocol.Report(end=end):
                     world = report_target(world, index, number, end)
+        for stands in own:
+            world = self._stands(world, rank.peer, stands)
         return world
 
     def _do_source(self, world: World, index: int, actions: tuple[Any, ...]) -> World:
@@ -413,13 +471,15 @@ def _lapse(world: World, index: int, lease: tuple[str, int]) -> World:
     return world._replace(notices=world.notices | {(held.peer, protocol.LeaseLapsed(*lease))})
 
 
-def _crash_target(world: World, index: int) -> World:
+def _crash_target(world: World, index: int, siblings: list[str]) -> World:
     """The process is gone, its memory with it. Its peers hear silence, or proof, in either order, at any time."""
     rank = world.targets[index]
     dead = rank._replace(alive=False, fetches=tuple(fetch._replace(part=None) for fetch in rank.fetches))
-    lost = {(held.peer, protocol.PeerLost(rank.peer)) for held in world.sources}
-    proof = {(held.peer, protocol.PeerDead(rank.peer)) for held in world.sources}
-    return put_target(world, index, dead)._replace(notices=world.notices | lost | proof)
+    peers = [*(held.peer for held in world.sources), *siblings]
+    lost = {(peer, protocol.PeerLost(rank.peer)) for peer in peers}
+    proof = {(peer, protocol.PeerDead(rank.peer)) for peer in peers}
+    world = put_target(world, index, dead)._replace(notices=world.notices | lost | proof)
+    return world._replace(group=None) if rank.peer == "D0" else world
 
 
 def _crash_source(world: World, index: int) -> World:
@@ -429,6 +489,11 @@ def _crash_source(world: World, index: int) -> World:
     lost = {(rank.peer, protocol.PeerLost(held.peer)) for rank in world.targets}
     proof = {(rank.peer, protocol.PeerDead(held.peer)) for rank in world.targets}
     return soil(put_source(world, index, dead)._replace(notices=world.notices | lost | proof), held.peer)
+
+
+def _has_part(rank: Target, number: int) -> bool:
+    parts = (fetch.part for fetch in rank.fetches if fetch.part is not None)
+    return any(part.siblings is not None and part.siblings.number == number for part in parts)
 
 
 def _unless_closed(part: TargetPart) -> TargetPart | None:

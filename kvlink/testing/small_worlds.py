@@ -46,6 +46,7 @@ FREE = {
 PROMPT = {
     "two source ranks, two targets, two faults": Scenario(kinds=ALL, faults=2, prompt=True, sources=2),
     "two target ranks, two targets, two faults": Scenario(kinds=ALL, faults=2, prompt=True, readers=2),
+    "two target ranks together, one fault": Scenario(kinds=ALL, faults=1, prompt=True, readers=2, together=True),
     "push, sealed late, two faults": Scenario(kinds=ALL, faults=2, prompt=True, push=True, sealed=False),
     "push, two faults": Scenario(kinds=ALL, faults=2, prompt=True, push=True),
     "asked before the seal, two faults": Scenario(kinds=ALL, faults=2, prompt=True, sealed=False),

@@ -7,13 +7,15 @@ is *dirty*, whatever the transport says of it; a packet is in flight once or not
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from kvlink import protocol
-from kvlink.protocol import End, SourcePart, TargetPart
+from kvlink import protocol, wire
+from kvlink.protocol import End, Group, SourcePart, TargetPart
 
+T = TypeVar("T")
 KEY = "request"
 DIGEST = "digest"
 FAST = protocol.Timing(
@@ -26,6 +28,8 @@ FAST = protocol.Timing(
     retry_hold_seconds=4.0,
     lost_hold_seconds=2.0,
     retire_seconds=12.0,
+    gather_seconds=4.0,
+    group_seconds=24.0,
 )
 """Few repeats, so few states; the relations between the clocks are those of the defaults."""
 UNREPEATED = replace(FAST, repeat_seconds=100.0, max_repeat_seconds=100.0)
@@ -48,6 +52,7 @@ class Scenario:
         fetches: how often one target rank may fetch, each time after the last one failed.
         push: the target delivers a ticket, the source announces; else the target just asks.
         sealed: the prefill is done when the first ask can come.
+        together: the ranks of the first engine become visible together; its first one coordinates.
         checks: numbers of the invariants that are checked; a negative control looks past those that it breaks first.
     """
 
@@ -59,6 +64,7 @@ class Scenario:
     prompt: bool = False
     push: bool = False
     sealed: bool = True
+    together: bool = False
     timing: protocol.Timing = FAST
     deadline_seconds: float = 8.0
     ttl_seconds: float = 8.0
@@ -139,6 +145,8 @@ class World(NamedTuple):
         sources: the source ranks.
         targets: the target ranks' incarnations.
         readers: how many must install for the sources to be done.
+        group: what the coordinating rank knows, if parts become visible together.
+        gatherings: how many it has begun.
         wrong: what invariants have been broken so far.
     """
 
@@ -151,6 +159,8 @@ class World(NamedTuple):
     readers: int = 1
     wrong: tuple[str, ...] = ()
     late: frozenset[Any] = frozenset()
+    group: Group | None = None
+    gatherings: int = 0
 
 
 def put_target(world: World, index: int, rank: Target) -> World:
@@ -180,10 +190,25 @@ def soil(world: World, peer: str) -> World:
     return world
 
 
+def textless(value: T) -> T:
+    """The same value without the texts of its errors: nobody parses them, and states must not differ in words."""
+    if isinstance(value, wire.ErrorInfo):
+        return replace(value, message="")
+    if isinstance(value, tuple):
+        items = tuple(map(textless, value))
+        return value if all(after is item for after, item in zip(items, value, strict=True)) else items  # type: ignore[return-value]  # no other kind is in a state
+    if isinstance(value, Struct):
+        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        plain = {name: after for name, field in fields.items() if (after := textless(field)) is not field}
+        return replace(value, **plain) if plain else value
+    return value
+
+
 def canonical(world: World) -> World:
     """Drop what can make no difference any more, so that states that differ in nothing else are one."""
     alive = {held.peer for held in world.sources if held.alive}
-    alive |= {rank.peer for rank in world.targets if rank.alive and _listening(rank)}
+    together = world.gatherings > 0
+    alive |= {rank.peer for rank in world.targets if rank.alive and (together or _listening(rank))}
     targets = tuple(_with_settled(rank) for rank in world.targets)
     proofs = {notice for notice in world.notices if isinstance(notice[1], protocol.PeerDead)}
     notices = frozenset(notice for notice in world.notices if notice[0] in alive or notice in proofs)
@@ -199,6 +224,26 @@ def on_the_way(world: World) -> list[int]:
     """Attempts whose read, or cut-off, will end."""
     fetches = [fetch for rank in world.targets if rank.alive for fetch in rank.fetches]
     return [attempt for fetch in fetches for attempt in fetch.reading | fetch.cutting]
+
+
+_ORDER = (*wire.Stage, *wire.Verdict)
+
+
+def overtakes(world: World, packet: Packet) -> bool:
+    """Whether a word between a rank and its coordinator would arrive before an earlier one of the same connection.
+
+    It can, if the earlier is late: its connection was lost, and made anew.
+    """
+    if not isinstance(packet.message, wire.Stands | wire.Decided):
+        return False
+    others = (other for other in world.packets if other[:2] == packet[:2] and other not in world.late)
+    return any(type(other.message) is type(packet.message) and _rank(other) < _rank(packet) for other in others)
+
+
+def _rank(packet: Packet) -> int:
+    message: wire.Stands | wire.Decided = packet.message
+    said = message.stage if isinstance(message, wire.Stands) else message.verdict
+    return 1000 * message.part + _ORDER.index(said)
 
 
 def _listening(rank: Target) -> bool:

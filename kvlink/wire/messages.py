@@ -6,6 +6,7 @@ Every number has its range and every list its length here, so that a decoded mes
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Annotated
 
 import msgspec
@@ -204,6 +205,59 @@ class Withdrawn(Message, frozen=True):
     error: ErrorInfo
 
 
+class Stage(Enum):
+    """Where one rank's part of a request stands whose parts become visible together."""
+
+    JOINED = "joined"
+    LANDED = "landed"
+    """All its legs are read and verified."""
+    INSTALLED = "installed"
+    """Time cannot take it away any more; it is not visible, and its coordinator can still abandon it."""
+    LEAVING = "leaving"
+    """As installed, and this rank was asked to cancel; the coordinator's word decides."""
+    REVEALED = "revealed"
+    FAILED = "failed"
+    """It is not visible, and never will be."""
+
+
+class Stands(Message, frozen=True):
+    """Target rank -> coordinator: where this rank's part stands. Repeated until the verdict that it waits for.
+
+    ``part`` numbers the parts of one incarnation, and rises. ``group`` is what `Decided` called the gathering, 0 before
+    that said to proceed. ``content`` names source and descriptor: all parts must have the same. ``error``: why it
+    failed or leaves.
+    """
+
+    key: Key
+    part: AttemptId
+    group: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    content: Text
+    stage: Stage
+    error: ErrorInfo | None = None
+
+
+class Verdict(Enum):
+    """What a coordinator decides."""
+
+    PROCEED = "proceed"
+    """All parts have landed: have them committed, and install, invisibly."""
+    REVEAL = "reveal"
+    """All parts are installed: make yours visible."""
+    ABANDON = "abandon"
+    NOTED = "noted"
+    """*Revealed* or *failed* was recorded."""
+
+
+class Decided(Message, frozen=True):
+    """Coordinator -> target rank: where all parts stand. ``error``: why they are abandoned."""
+
+    key: Key
+    part: AttemptId
+    group: AttemptId
+    verdict: Verdict
+    error: ErrorInfo | None = None
+
+
 class Goodbye(Message, frozen=True):
     """Either way: closing on purpose."""
 
@@ -227,5 +281,7 @@ AnyMessage = (
     | Renew
     | Decline
     | Withdrawn
+    | Stands
+    | Decided
     | Goodbye
 )

@@ -37,7 +37,9 @@ class Try:
         rank: whose.
         key: of which request.
         attempts: its legs' attempts, by source rank's incarnation.
+        together: it becomes visible with its siblings.
         moving: attempts of which bytes may still land.
+        ready: it is installed, and time cannot take it away any more; its siblings may.
         installed: the engine has its blocks, and has not released them.
         ever: the engine once got them.
         end: how it was reported.
@@ -46,7 +48,9 @@ class Try:
     rank: Rank
     key: str
     attempts: dict[str, int]
+    together: bool = False
     moving: set[int] = field(default_factory=set)
+    ready: bool = False
     installed: bool = False
     ever: bool = False
     end: End | None = None
@@ -92,6 +96,40 @@ class Checks:
             if phase is not SourceLegPhase.COMMITTED:
                 raise InvariantError(f"C: {one.rank.name} installs {one.key}, and {peer} has given up: leg is {phase}")
 
+    def shows(self, one: Try) -> None:
+        """A part becomes visible; all its siblings must be able to."""
+        if not one.ready or one.end is not None:
+            raise InvariantError(f"3: {one.rank.name} shows {one.key}; installed: {one.ready}, reported: {one.end}")
+        self.tells_installed(one)
+
+    def tells_installed(self, one: Try) -> None:
+        """A source may free its blocks at this word: nothing of the request is needed from any source any more."""
+        for name, tries in self._siblings(one).items() if one.together else ():
+            if not any(other.ready for other in tries):
+                raise InvariantError(f"3: {one.rank.name} goes ahead with {one.key}; {name} has not installed its part")
+
+    def _siblings(self, one: Try) -> dict[str, list[Try]]:
+        """What each rank of the engine has tried of the same request."""
+        ranks: dict[str, list[Try]] = {
+            name: [] for name, rank in self._network.ranks.items() if rank.engine == one.rank.engine
+        }
+        for other in self._tries.values():
+            if other.key == one.key and other.rank.engine == one.rank.engine:
+                ranks[other.rank.name].append(other)
+        return ranks
+
+    def _shown_by_all(self, one: Try) -> None:
+        for name, tries in self._siblings(one).items():
+            if not any(other.ever for other in tries):
+                raise InvariantError(f"3: {one.rank.name} is done with {one.key}, and {name} does not show its part")
+
+    def _shown_by_none(self, one: Try) -> None:
+        """It failed as one: only who knows that he does not know may say so while a sibling is visible."""
+        for name, tries in self._siblings(one).items():
+            latest = max(tries, key=lambda other: min(other.attempts.values()), default=None)
+            if latest is not None and latest.installed:
+                raise InvariantError(f"3: {one.rank.name} has failed {one.key}, and {name} shows its part")
+
     def target_reports(self, one: Try, end: End) -> None:
         """A target part's end is told."""
         if one.end is not None:
@@ -100,6 +138,10 @@ class Checks:
             raise InvariantError(f"4: {one.rank.name} reports {end} for {one.key} before the cut-off")
         if (end is End.DONE) != one.installed:
             raise InvariantError(f"3: {one.rank.name} reports {end} for {one.key}; installed: {one.installed}")
+        if one.together and end is End.DONE and one.rank.slot.endswith("/0"):
+            self._shown_by_all(one)
+        if one.together and end is not End.DONE and end is not End.INDETERMINATE and one.ready:
+            self._shown_by_none(one)
         one.end = end
 
     def released(self, one: Try) -> None:

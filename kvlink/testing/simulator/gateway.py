@@ -203,7 +203,8 @@ class Gateway:
             self._reduce(request, whole)
         elif end is not End.DONE and End.DONE not in whole.ends.values():
             retryable = error is None or error.retryable
-            if retryable and self._dice.random() < 0.4 and whole.engine.alive and not self._network.quiet:
+            alone = not self._plan.together  # what becomes visible together is not tried again in parts
+            if alone and retryable and self._dice.random() < 0.4 and whole.engine.alive and not self._network.quiet:
                 whole.ends[rank.slot] = None  # this part alone is tried again, with fresh blocks
                 rank.post(0.1 + self._dice.random(), self._begin, request, whole, rank)
             elif self._dice.random() < 0.7:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from kvlink import wire
 from kvlink.memory.ledger import BlockLedger
 from kvlink.protocol import PeerDead, PeerLost
 from kvlink.testing.simulator.clockwork import Agenda, Process
@@ -98,6 +99,7 @@ class Network:
         self.ranks: dict[str, Rank] = {}
         self._pairs: dict[tuple[str, str], Pair] = {}
         self._severed: dict[tuple[str, str], int] = {}
+        self._stuck: dict[tuple[str, str], float] = {}
         self._traps: dict[str, list[Callable[[Rank, Rank], None]]] = {}
 
     def note(self, text: str) -> None:
@@ -128,7 +130,7 @@ class Network:
         receiver = self.ranks.get(peer)
         if receiver is None or not receiver.alive:
             return
-        if self._traps and not self.quiet and (trap := self._traps.pop(type(message).__name__, None)):
+        if self._traps and not self.quiet and (trap := self._traps.pop(_kind(message), None)):
             for do in trap:
                 self.agenda.after(self.dice.random() * self.plan.delay * 2.0, None, do, sender, receiver)
         plan, dice = self.plan, self.dice
@@ -137,7 +139,8 @@ class Network:
             self.note(f"{sender.name} -> {peer}: {_text(message)}, LOST")
             return
         self.note(f"{sender.name} -> {peer}: {_text(message)}")
-        receiver.post(self.way(), self._arrive, sender, receiver, message)
+        stuck = self._stuck.get((sender.slot, receiver.slot), 0.0) - self.agenda.now if not self.quiet else 0.0
+        receiver.post(self.way() + max(0.0, stuck), self._arrive, sender, receiver, message)
         if not self.quiet and dice.random() < plan.duplication:
             receiver.post(self.way() * 3.0, self._arrive, sender, receiver, message)
 
@@ -215,6 +218,10 @@ class Network:
         self.agenda.after(seconds, None, self._mend, key)
         self.reconsider()
 
+    def stick(self, one: Rank, other: Rank, seconds: float) -> None:
+        """What ``one`` tells ``other`` waits for a while, though they hear that both live: a stuck connection."""
+        self._stuck[one.slot, other.slot] = self.agenda.now + seconds
+
     def _mend(self, key: tuple[str, str]) -> None:
         self._severed[key] -= 1
         self.note(f"the link {key} is up" if not self._severed[key] else f"the link {key} is still down")
@@ -272,6 +279,11 @@ class Network:
 
 def _key(one: Rank, other: Rank) -> tuple[str, str]:
     return (one.slot, other.slot) if one.slot < other.slot else (other.slot, one.slot)
+
+
+def _kind(message: Any) -> str:  # noqa: ANN401
+    """What a fault can wait for."""
+    return message.verdict.name if isinstance(message, wire.Decided) else type(message).__name__
 
 
 def _text(message: Any) -> str:  # noqa: ANN401

@@ -15,7 +15,7 @@ SPAN_SECONDS = 14.0
 """Faults strike, and requests start, within this time."""
 
 TIMINGS = (
-    Timing(tell_seconds=12.0, retire_seconds=16.0),
+    Timing(tell_seconds=12.0, retire_seconds=16.0, group_seconds=60.0),
     Timing(
         commit_ttl_seconds=2.0,
         drift_margin_seconds=0.25,
@@ -26,6 +26,8 @@ TIMINGS = (
         retry_hold_seconds=4.0,
         lost_hold_seconds=1.0,
         retire_seconds=10.0,
+        gather_seconds=2.0,
+        group_seconds=60.0,
     ),
 )
 """The defaults with less patience (fewer repeats of what changes nothing), and short ones."""
@@ -47,11 +49,15 @@ class Fault:
 FAULTS = (
     "crash target", "crash target", "crash source", "crash source", "stop target", "stop target", "stop source",
     "sever", "sever", "reset", "silence", "lapse", "fail read", "corrupt", "elsewhere", "cancel target",
-    "cancel source", "elsewhere", "again", "decline", "renew", "deaf",
+    "cancel source", "elsewhere", "again", "decline", "renew", "deaf", "split", "split",
+    "stick", "stick",
 )  # fmt: skip
 
 
-MOMENTS = ("Asked", "Lease", "Prepared", "Prepared", "Commit", "Commit", "Installed", "NotInstalled", "Announced")
+MOMENTS = (
+    "Asked", "Lease", "Prepared", "Prepared", "Commit", "Commit", "Installed", "NotInstalled", "Announced", "Stands",
+    "PROCEED", "REVEAL", "REVEAL",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +82,7 @@ class Plan:
         tries: how often the gateway tries a request.
         refuse_install: chance that the engine does not take the blocks.
         timing, deadline, ttl: the protocol's clocks.
+        together: the ranks of a target engine become visible together; else the gateway reduces their ends.
         faults: what strikes.
     """
 
@@ -99,6 +106,7 @@ class Plan:
     timing: Timing
     deadline: float
     ttl: float
+    together: bool = False
     faults: tuple[Fault, ...] = field(default=())
 
 
@@ -139,6 +147,7 @@ def draw(seed: int) -> tuple[Plan, Random]:
         timing=dice.choice(TIMINGS),
         deadline=dice.choice((1.0, 4.0, 10.0)),
         ttl=dice.choice((1.0, 3.0, 8.0)),
+        together=dice.random() < 0.35,
         faults=tuple(sorted(faults, key=lambda fault: fault.at)),
     )
     return plan, dice

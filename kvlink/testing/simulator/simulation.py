@@ -110,6 +110,9 @@ class _Simulation:
                 if rank.pool.free != rank.pool.size:
                     missing = rank.pool.size - rank.pool.free
                     raise InvariantError(f"4: {rank.name} rests {when}, and {missing} blocks never came back")
+            for target in self._engines.targets(engine):
+                if target.coordinating.groups:
+                    raise InvariantError(f"5: {target.name} rests {when} and coordinates {target.coordinating.groups}")
             for source in self._engines.sources(engine):
                 if len(source.lot) or len(source.tickets):
                     raise InvariantError(f"5: {source.name} rests {when} with {len(source.lot)} asks parked")
@@ -131,8 +134,10 @@ class _Simulation:
                 self._meddle(kind, pick.choice(requests))
             return
         engines = [engine for engine in self._engines.latest if engine.alive]
-        sources = [rank for engine in engines for rank in self._engines.sources(engine) if not at or rank in at]
-        targets = [rank for engine in engines for rank in self._engines.targets(engine) if not at or rank in at]
+        sources = [rank for engine in engines for rank in self._engines.sources(engine)]
+        targets = [rank for engine in engines for rank in self._engines.targets(engine)]
+        sources = [rank for rank in sources if rank in at] or sources  # two siblings' word may be what it strikes with
+        targets = [rank for rank in targets if rank in at] or targets
         if not self._network.quiet and sources and targets:
             self._network.note(f"FAULT {kind} {fault.seconds:.2f} {fault.on}")
             self._hit(fault, pick.choice(sources), pick.choice(targets), pick)
@@ -154,7 +159,9 @@ class _Simulation:
             case "cancel source":
                 gateway.cancel_source(request)
 
-    def _hit(self, fault: Fault, one: SourceRank, other: TargetRank, pick: Random) -> None:  # noqa: C901 - one case a fault
+    def _hit(  # noqa: C901, PLR0912 - one case a fault
+        self, fault: Fault, one: SourceRank, other: TargetRank, pick: Random
+    ) -> None:
         network = self._network
         pair = network.pair(one.name, other.name)
         match fault.kind:
@@ -168,6 +175,11 @@ class _Simulation:
                 self._engines.stop(one, fault.seconds)
             case "sever":
                 network.sever(one, other, fault.seconds)
+            case "split":  # the ranks of one engine do not hear each other
+                if other.leader != other.name and other.leader in network.ranks:
+                    network.sever(network.ranks[other.leader], other, fault.seconds)
+            case "stick":
+                network.stick(*pick.choice((pair.ranks, pair.ranks[::-1])), 2.0 + fault.seconds)
             case "reset":
                 network.lose(one, other)
                 network.lose(other, one)

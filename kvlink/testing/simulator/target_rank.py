@@ -17,6 +17,7 @@ from kvlink.memory.ledger import BlockLedger
 from kvlink.protocol import End, Failure, Ledger, TargetPart, TargetPhase, target
 from kvlink.testing.simulator.checks import Checks, Try
 from kvlink.testing.simulator.clockwork import InvariantError, Runner
+from kvlink.testing.simulator.coordinating import Coordinating
 from kvlink.testing.simulator.network import Network, Rank
 from kvlink.testing.simulator.plan import CUT_OFF_SECONDS, Plan
 from kvlink.testing.simulator.pool import Blocks, Pool
@@ -65,6 +66,7 @@ class TargetRank(Rank):
         self._plan = plan
         self._last_attempt = 0
         self._installed: dict[str, _Work] = {}
+        self.coordinating = Coordinating(self, plan, self._decided)
 
     # --- verbs --------------------------------------------------------------------------------------------------------
 
@@ -145,7 +147,8 @@ class TargetRank(Rank):
         except ConflictError:
             self.pool.give_back(blocks, owner)
             raise
-        truth = Try(self, key, {peer: self._next_attempt() for peer, _ in legs})
+        together = self._plan.together and self._plan.target_ranks[self.slot.split("/", maxsplit=1)[0]] > 1
+        truth = Try(self, key, {peer: self._next_attempt() for peer, _ in legs}, together)
         work = _Work(key, legs, blocks, ended, self.running_clock(), offer, truth)
         self.ledger.begin(key, None if offer is None else offer.digest, work)
         self.works[key] = work
@@ -166,6 +169,7 @@ class TargetRank(Rank):
             deadline_seconds=self._plan.deadline,
             now=self.clock(),
             timing=self._plan.timing,
+            siblings=self._siblings(work, offer) if work.truth.together else None,
         )
         self._of_attempt.update(dict.fromkeys(attempts.values(), work))
         work.runner = Runner(
@@ -177,6 +181,19 @@ class TargetRank(Rank):
             lambda: self._settle(work),
         )
         work.runner.start(actions)
+
+    def _siblings(self, work: _Work, offer: Offer) -> protocol.Membership:
+        leader = self.leader
+        if leader != self.name:
+            self.network.pair(leader, self.name)
+        number = min(work.truth.attempts.values())
+        return protocol.Membership(key=work.key, coordinator=leader, number=number, content=offer.digest)
+
+    @property
+    def leader(self) -> str:
+        """The rank that coordinates this one's engine."""
+        kind, incarnation = self.engine.split("@")
+        return f"{kind}/0@{incarnation}"
 
     def _expire_ticket(self, work: _Work) -> None:
         if work.runner is None:
@@ -202,10 +219,28 @@ class TargetRank(Rank):
                 work = self.works.get(key)
                 if work is not None and work.runner is None:
                     self._end_early(work, protocol.failure_of(error))
+            case wire.Stands():
+                self.coordinating.hears(peer, message)
+            case wire.Decided():
+                self._decided(peer, message)
             case _:
                 work = self._of_attempt.get(message.attempt)
                 if work is not None and work.runner is not None:
                     work.runner.feed(protocol.Received(peer, message))
+
+    def _decided(self, peer: str, message: wire.Decided) -> None:
+        work = self._of_attempt.get(message.part)
+        if work is not None and work.runner is not None:
+            work.runner.feed(protocol.Received(peer, message))
+            return
+        for send in protocol.membership.answer_unknown(peer, message):
+            self._send(send)
+
+    def _send(self, send: protocol.Send) -> None:
+        if send.peer == self.name and isinstance(send.message, wire.Stands):
+            self.coordinating.hears(self.name, send.message)
+        else:
+            self.network.send(self, send.peer, send.message)
 
     def learn(self, event: protocol.PeerLost | protocol.PeerDead) -> None:
         """See `Rank.learn`. The transport completes every read of a lost peer first, if it is the first to know."""
@@ -220,6 +255,7 @@ class TargetRank(Rank):
         self._tell_works(event)
 
     def _tell_works(self, event: protocol.PeerLost | protocol.PeerDead) -> None:
+        self.coordinating.learn(event)
         for work in list(self.works.values()):
             if work.runner is not None:
                 work.runner.feed(event)
@@ -228,10 +264,12 @@ class TargetRank(Rank):
 
     # --- deeds --------------------------------------------------------------------------------------------------------
 
-    def _act(self, work: _Work, action: Any) -> None:  # noqa: ANN401 - one case an action
+    def _act(self, work: _Work, action: Any) -> None:  # noqa: ANN401, C901 - one case an action
         match action:
-            case protocol.Send(peer=peer, message=message):
-                self.network.send(self, peer, message)
+            case protocol.Send():
+                if isinstance(action.message, wire.Installed):
+                    self._checks.tells_installed(work.truth)
+                self._send(action)
             case protocol.SendAsk(peer=peer, attempt=attempt):
                 if work.offer is not None:
                     readers = next(count for source, count in work.legs if source == peer)
@@ -244,6 +282,8 @@ class TargetRank(Rank):
                 self.network.renew(peer, self.name, attempt, renewing=False)
             case protocol.Install():
                 self._install(work)
+            case protocol.Show():
+                self._show(work)
             case protocol.ReleaseBlocks():
                 self._give_back(work)
             case protocol.Report(end=end, error=error):
@@ -276,6 +316,7 @@ class TargetRank(Rank):
             return
         timing, parks = self._plan.timing, len(work.legs)
         bound = self._plan.deadline + parks * timing.park_seconds + 4 * CUT_OFF_SECONDS + 1.0
+        bound += timing.tell_seconds if work.truth.together else 0.0
         took = self.running_clock() - work.began
         if took > bound:
             raise InvariantError(f"5: {work.key} at {self.name} took {took:g} s to end; its bound is {bound:g} s")
@@ -298,11 +339,23 @@ class TargetRank(Rank):
             work.runner.feed(protocol.InstallFailed(error))
             return
         self.blocks.land(work.key)
-        self.blocks.install(work.key)
+        work.truth.ready = True
         self.network.note(f"{self.name} INSTALLS {work.key}")
+        if not work.truth.together:
+            self._hand_over(work)
+        work.runner.feed(protocol.InstallDone())
+
+    def _show(self, work: _Work) -> None:
+        """Installed before; its siblings are, too."""
+        self._check_content(work, "is shown, and there")
+        self._checks.shows(work.truth)
+        self.network.note(f"{self.name} SHOWS {work.key}")
+        self._hand_over(work)
+
+    def _hand_over(self, work: _Work) -> None:
+        self.blocks.install(work.key)
         work.truth.installed = work.truth.ever = True
         self._installed[work.key] = work
-        work.runner.feed(protocol.InstallDone())
 
     def _check_content(self, work: _Work, where: str) -> None:
         tag = "" if work.offer is None else work.offer.tag
