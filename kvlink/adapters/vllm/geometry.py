@@ -125,8 +125,8 @@ def describe_caches(
         on_cpu = group.kind is None and any(_is_cpu_backend(layers.get(group.layers[layer])) for layer in own)
         for layer, tensor in own.items():
             if on_cpu:
-                _check_cpu_kernel(group.layers[layer], layers[group.layers[layer]])
-                planes |= {PlaneKey(name, layer, kind): view for kind, view in _cpu_views(group.spec, tensor)}
+                _check_cpu_kernel(group, group.layers[layer], layers[group.layers[layer]])
+                planes |= {PlaneKey(name, layer, kind): view for kind, view in cpu_views(group.spec.head_size, tensor)}
             else:
                 planes[PlaneKey(name, layer, group.kind)] = tensor
         if not own:
@@ -193,24 +193,22 @@ def _is_cpu_backend(attention: Any) -> bool:
     return backend is not None and backend.get_name() == CPU_BACKEND
 
 
-def _check_cpu_kernel(name: str, attention: Any) -> None:
+def _check_cpu_kernel(group: CacheGroup, name: str, attention: Any) -> None:
     kernel = getattr(attention, "isa", None)
     if kernel not in CPU_PLAIN_KERNELS:
         raise UnsupportedError(
             f"layer {name} packs K for the CPU's {kernel!r} kernel; serve in float32 or float16, whose kernels do not"
         )
+    if group.spec.head_size != group.spec.head_size_v:
+        raise UnsupportedError(f"layer {name} has K and V of different sizes, which the CPU backend does not keep so")
 
 
-def _cpu_views(spec: AttentionSpec, tensor: Any) -> tuple[tuple[PlaneKind, Any], ...]:
-    """K and V of a layer of the CPU backend, both as [block, head, slot, channel]."""
-    if spec.head_size != spec.head_size_v:
-        raise UnsupportedError(
-            f"K has {spec.head_size} channels and V {spec.head_size_v}; the CPU backend has equal ones"
-        )
+def cpu_views(channels: int, tensor: Any) -> tuple[tuple[PlaneKind, Any], ...]:
+    """K and V of a layer of the CPU backend, both as [block, head, slot, channel], by the strides they really have."""
     blocks, heads, slots, _ = tensor.shape
-    halves = tensor.view(blocks, heads, 2, slots * spec.head_size)
-    keys = halves[:, :, 0].unflatten(2, (spec.head_size, slots)).transpose(2, 3)
-    return (PlaneKind.K, keys), (PlaneKind.V, halves[:, :, 1].unflatten(2, (slots, spec.head_size)))
+    halves = tensor.view(blocks, heads, 2, slots * channels)
+    keys = halves[:, :, 0].unflatten(2, (channels, slots)).transpose(2, 3)
+    return (PlaneKind.K, keys), (PlaneKind.V, halves[:, :, 1].unflatten(2, (slots, channels)))
 
 
 def _total_heads(spec: AttentionSpec, identity: Identity, place: Place) -> int:

@@ -1,0 +1,22 @@
+"""What these tests need, said where it is missing."""
+
+from __future__ import annotations
+
+import random
+from importlib.util import find_spec
+
+import pytest
+
+NEEDS_VLLM = [
+    pytest.mark.skipif(
+        find_spec("vllm") is None,
+        reason="vLLM is not installed here; tests/engines/environment makes a place where it is, and runs these tests",
+    ),
+    pytest.mark.timeout(900),
+]
+
+
+def prompt(tokens: int, seed: int = 0) -> list[int]:
+    """A prompt of so many bytes, another for each seed."""
+    drawn = random.Random(1000 * seed + tokens)
+    return [drawn.randrange(256) for _ in range(tokens)]

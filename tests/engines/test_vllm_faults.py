@@ -1,0 +1,167 @@
+"""What breaks between two real vLLM engines: bytes, processes, clients. Every block comes back, and work goes on.
+
+A relay stands in front of the prefill engine's port: it slows payload, so that there is a middle of a transfer, and
+spoils it. Blocks are read off the engines' own allocators.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from engines_in_processes import Engine, running
+from needs import NEEDS_VLLM, prompt
+from relay import Relay
+from servers import free_port
+
+pytestmark = NEEDS_VLLM
+
+LONG = prompt(1500)
+CLAIM_SECONDS = 4.0
+SLOW_BYTES_PER_SECOND = 1e6
+"""A transfer of 12 MB then takes some seconds on its lanes."""
+
+
+@dataclass
+class Lab:
+    """A prefill engine behind a relay, and a decode engine. The tests below run in order, and share it."""
+
+    source: Engine
+    target: Engine
+    relay: Relay
+
+    def fetched(self, asked: list[int]) -> list[int]:
+        return self.target.complete(asked, params=self.source.prefill(asked))
+
+    def check(self, seed: int) -> None:
+        """Later requests are right, and every block is back on both sides."""
+        asked = prompt(90, seed)
+        alone = self.target.complete(asked)
+        assert self.fetched(asked) == alone, self.target.tail()
+        self.source.until_free()
+        self.target.until_free()
+
+    def in_the_middle(self) -> str:
+        """A request of the target whose transfer has begun and is far from done."""
+        self.relay.bytes_per_second = SLOW_BYTES_PER_SECOND
+        params = self.source.prefill(LONG)
+        self.relay.passed = 0
+        request_id = self.target.submit(LONG, params=params)
+        deadline = time.monotonic() + 30
+        while self.relay.passed < 500_000:
+            assert time.monotonic() < deadline, self.target.tail()
+            time.sleep(0.005)
+        return request_id
+
+
+@pytest.fixture(scope="module")
+def lab(model: Callable[[str], Path], logs: Path) -> Iterator[Lab]:
+    port = free_port()
+    behind = {"listen": f"tcp://127.0.0.1:{port}", "advertise": "127.0.0.2", "claim_ttl_seconds": CLAIM_SECONDS}
+    common = {"transports": ["stream"], "weights_revision": "r1"}
+    source = Engine("source", model("llama"), logs, extra=common | behind)
+    target = Engine("target", model("llama"), logs, extra=common, options={"enable_prefix_caching": False})
+    with Relay("127.0.0.2", port, "127.0.0.1") as relay, running(source, target):
+        yield Lab(source, target, relay)
+
+
+def test_the_relay_changes_nothing_by_itself(lab: Lab) -> None:
+    lab.check(1)
+    assert lab.relay.passed > 0
+
+
+def test_spoiled_bytes_never_become_tokens(lab: Lab) -> None:
+    """Integrity is on: the request fails, as vLLM's policy says, and the next is right."""
+    asked = prompt(300)
+    lab.relay.spoil = True
+    try:
+        answer = lab.target.result(lab.target.submit(asked, params=lab.source.prefill(asked)))
+    finally:
+        lab.relay.spoil = False
+    assert (answer["reason"], answer["tokens"]) == ("error", [])
+    assert "digest" in lab.target.tail()
+    lab.check(2)
+
+
+def test_an_abort_in_the_queue(lab: Lab) -> None:
+    """B4: the source's blocks come back at once, long before its claim runs out."""
+    params = lab.source.prefill(LONG)
+    lab.target.step(on=False)
+    request_id = lab.target.submit(LONG, params=params)
+    lab.target.abort(request_id)
+    lab.target.step(on=True)
+    assert lab.source.until_free() < CLAIM_SECONDS / 2
+    lab.target.until_free()
+    lab.check(3)
+
+
+def test_an_abort_in_mid_transfer(lab: Lab) -> None:
+    """A1, A2: the target's blocks are free only after its cut-off; what still arrives lands nowhere."""
+    request_id = lab.in_the_middle()
+    lab.target.abort(request_id)
+    lab.target.until_free()
+    lab.source.until_free()
+    lab.relay.bytes_per_second = None
+    lab.check(4)
+
+
+def test_an_offer_that_nobody_fetches(lab: Lab) -> None:
+    """B1: it ends by its own time to live."""
+    lab.source.prefill(LONG)
+    assert lab.source.gauges()["free_blocks"] < lab.source.gauges()["blocks"]
+    lab.source.until_free(CLAIM_SECONDS + 4)
+    lab.check(5)
+
+
+def test_the_target_is_killed_in_mid_transfer(lab: Lab) -> None:
+    """C7, B1: the source's blocks come back within the bounds on a lost peer; a restarted target is served."""
+    lab.in_the_middle()
+    lab.target.kill()
+    lab.source.until_free()
+    lab.relay.bytes_per_second = None
+    lab.target.name = "restarted target"
+    lab.target.extra |= {"integrity": False}
+    lab.target.connector = {"kv_load_failure_policy": "recompute"}
+    lab.target.options |= {"num_gpu_blocks_override": 66}
+    lab.target.start()
+    lab.target.wait()
+    lab.check(6)
+
+
+def test_spoiled_bytes_change_the_tokens_where_nobody_looks(lab: Lab) -> None:
+    """The control of all comparisons of tokens: with integrity off, as the restarted target has it, they differ."""
+    asked = prompt(300, 7)
+    alone = lab.target.complete(asked)
+    lab.relay.spoil = True
+    try:
+        assert lab.fetched(asked) != alone
+    finally:
+        lab.relay.spoil = False
+    lab.check(7)
+
+
+def test_preempted_requests_go_on(lab: Lab) -> None:
+    """The restarted target has 65 blocks: six requests fit when they arrive, and not when they have grown."""
+    asked = [prompt(300, seed) for seed in range(10, 16)]
+    waiting = [lab.target.submit(one, 80, lab.source.prefill(one)) for one in asked]
+    answers = [lab.target.result(request_id)["tokens"] for request_id in waiting]
+    assert lab.target.gauges()["preemptions"] > 0
+    assert answers == [lab.target.complete(one, 80) for one in asked]
+    lab.check(8)
+
+
+def test_the_source_is_killed_in_mid_transfer(lab: Lab) -> None:
+    """C1, C7: the load fails within its bounds and is computed here, as the policy says; a restarted source serves."""
+    request_id = lab.in_the_middle()
+    lab.source.kill()
+    tokens = lab.target.result(request_id)["tokens"]
+    lab.target.until_free()
+    lab.relay.bytes_per_second = None
+    lab.source.name = "restarted source"
+    lab.source.start()
+    lab.source.wait()
+    assert tokens == lab.target.complete(LONG)
+    lab.check(9)

@@ -1,0 +1,122 @@
+"""Two vLLM servers over HTTP behind a small proxy: tokens equal, nothing computed twice, refusals by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from needs import NEEDS_VLLM, prompt
+
+from kvlink import Offer
+
+if NEEDS_VLLM[0].args[0]:
+    Server = Any
+else:
+    from servers import Server, body, free_port, running, tokens_of
+
+pytestmark = NEEDS_VLLM
+
+PROXY = Path(__file__).parents[2] / "examples" / "vllm_pd" / "proxy.py"
+LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 100, 127, 128, 129, 200, 255, 256, 257, 400, 511, 777, 1500)
+AT_ONCE = 6
+REFUSED = 'vllm:kvlink_failed_loads_total{field="identity.weights_revision",kind="mismatch"}'
+
+
+@dataclass
+class Deployment:
+    prefill: Server
+    decode: Server
+    proxy: str
+
+    def ask(self, asked: list[int], tokens: int = 8) -> list[int]:
+        answer = httpx.post(f"{self.proxy}/v1/completions", json=body(asked, tokens), timeout=300)
+        answer.raise_for_status()
+        return tokens_of(answer.json())
+
+
+@pytest.fixture(scope="module")
+def deployment(model: Callable[[str], Path], logs: Path) -> Iterator[Deployment]:
+    extra = {"weights_revision": "r1"}
+    prefill = Server("prefill", model("llama"), logs, extra=extra)
+    decode = Server("decode", model("llama"), logs, extra=extra, arguments=["--no-enable-prefix-caching"])
+    with ExitStack() as stack:
+        stack.enter_context(running(prefill, decode))
+        port = free_port()
+        command = [sys.executable, str(PROXY), "--prefill", prefill.url, "--decode", decode.url, "--port", str(port)]
+        process = subprocess.Popen(command)
+        stack.callback(process.wait, 10)
+        stack.callback(process.kill)
+        until(lambda: healthy(f"http://127.0.0.1:{port}/health"))
+        yield Deployment(prefill, decode, f"http://127.0.0.1:{port}")
+
+
+def healthy(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5).is_success
+    except httpx.TransportError:
+        return False
+
+
+def until(holds: Callable[[], bool], timeout_seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def grown(before: dict[str, float], after: dict[str, float], name: str) -> float:
+    return after.get(name, 0.0) - before.get(name, 0.0)
+
+
+def test_every_prompt_token_is_fetched_and_every_answer_is_right(deployment: Deployment) -> None:
+    """24 prompts of 1 to 1,500 tokens, several at once. Only a prompt's last token is computed by the decode server."""
+    prompts = [prompt(length) for length in LENGTHS]
+    alone = [tokens_of(deployment.prefill.complete(asked)) for asked in prompts]
+    before = deployment.decode.metrics()
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        assert list(threads.map(deployment.ask, prompts)) == alone
+    after = deployment.decode.metrics()
+    source = 'vllm:prompt_tokens_by_source_total{source="%s"}'
+    assert grown(before, after, "vllm:external_prefix_cache_hits_total") == sum(LENGTHS)
+    assert grown(before, after, source % "external_kv_transfer") == sum(LENGTHS) - len(LENGTHS)
+    assert grown(before, after, source % "local_compute") == len(LENGTHS)
+    assert grown(before, after, "vllm:kvlink_load_seconds_count") == len(LENGTHS)
+    assert grown(before, after, "vllm:kvlink_load_bytes_sum") == sum(LENGTHS) * 4 * 2 * 4 * 64 * 4
+    until(lambda: deployment.prefill.cache_usage() == deployment.decode.cache_usage() == 0)
+    assert deployment.prefill.metrics()['vllm:kvlink_sends_total{end="done"}'] >= len(LENGTHS)
+
+
+def test_another_revision_is_refused_by_name(deployment: Deployment) -> None:
+    """K4: in the log and in a metric; the client is told that the request failed, and the source's blocks return."""
+    asked = prompt(100, 2)
+    offer = Offer.from_params(deployment.prefill.prefill(asked))
+    identity = msgspec.structs.replace(offer.roster.identity, weights_revision="r2")
+    roster = msgspec.structs.replace(offer.roster, identity=identity)
+    params = msgspec.structs.replace(offer, roster=roster).to_params()
+    before = deployment.decode.metrics()
+    with pytest.raises(httpx.HTTPStatusError, match="500"):
+        deployment.decode.complete(asked, kv_transfer_params=params)
+    until(lambda: grown(before, deployment.decode.metrics(), REFUSED) == 1)
+    assert "identity.weights_revision differs" in deployment.decode.log.read_text()
+    until(lambda: deployment.prefill.cache_usage() == deployment.decode.cache_usage() == 0)
+
+
+def test_a_client_that_hangs_up_gives_every_block_back(deployment: Deployment) -> None:
+    """B4: through the proxy, while tokens stream."""
+    with httpx.stream(
+        "POST", f"{deployment.proxy}/v1/completions", json=body(prompt(500, 3), 1400, stream=True), timeout=60
+    ) as answer:
+        next(answer.iter_raw())
+    until(lambda: deployment.prefill.cache_usage() == deployment.decode.cache_usage() == 0)
+    asked = prompt(60, 4)
+    assert deployment.ask(asked) == tokens_of(deployment.prefill.complete(asked))
