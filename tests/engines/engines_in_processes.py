@@ -41,13 +41,14 @@ class Engine:
 
     def __post_init__(self) -> None:
         self._ids = itertools.count(1)
-        self._answers: dict[str, queue.Queue[dict[str, Any]]] = {"": queue.Queue()}
+        self._answers: dict[str, queue.Queue[dict[str, Any]]] = {}
 
     @property
     def log(self) -> Path:
         return self.logs / f"{self.name}.log"
 
     def start(self) -> None:
+        self._answers = {"": queue.Queue()}  # what it says when it is ready; nobody waits for a life before this one
         config = {"kv_connector": "KVLinkConnector", "kv_role": "kv_both", "kv_connector_extra_config": self.extra}
         options: dict[str, Any] = {
             "model": str(self.model), "max_num_seqs": 8, "block_size": 32, "kv_cache_memory_bytes": 64 << 20,
