@@ -75,7 +75,7 @@ class StepEngine:
             content = CacheContent(spec, [region.array for region in caches.regions], canary)
             content.wipe()
             self.contents.append(content)
-            self.ranks.append(WorkerHalf(Bridge.open(config, caches), fetch_seconds=fetch_seconds, now=time.monotonic))
+            self.ranks.append(WorkerHalf(Bridge.open(config, caches), fetch_seconds=fetch_seconds, now=now))
         group = GroupView(name="full", index=0, block_size=block_size, windowed=False)
         self.scheduler = SchedulerHalf([group], identity, config, now)
         self.scheduler.set_cards(rank.card for rank in self.ranks)

@@ -267,6 +267,62 @@ def test_a_source_restarted_on_its_address_is_another_one(engine: Make) -> None:
     assert list(target.ranks[0].tally.failures) == ["peer_restarted|"]
 
 
+def source_that_comes_back(engine: Make, clock: list[float]) -> tuple[StepEngine, Request, Callable[[], StepEngine]]:
+    """A target whose first try has found nobody, and a way to bring its source back on the address."""
+    source, target = engine("prefill"), engine("decode", now=lambda: clock[0])
+    request = Request("cmpl-d", tokens(40), kv_transfer_params=prefilled(source, 40))
+    address = source.scheduler._roster.ranks[0].address
+    source.close()
+    target.arrive(request)
+    target.admit(request, INTO[:3])
+    run(target, until=lambda: [load.part for load in target.ranks[0]._loads.values()] == [None])
+    assert target.loaded == []
+
+    def back() -> StepEngine:
+        again = engine("prefill", config=Config(transports=("stream",), listen=address))
+        prefilled(again, 40)
+        return again
+
+    return target, request, back
+
+
+def test_a_failure_that_passes_is_tried_again(engine: Make) -> None:
+    """G2: into the same blocks, whose cut-off is behind them; vLLM hears of the end only."""
+    clock = [0.0]
+    target, _, back = source_that_comes_back(engine, clock)
+    source = back()
+    for _ in range(5):
+        target.step()
+    assert target.loaded == [], "not before its pause is over"
+    clock[0] = 1.0
+    run(source, target, until=lambda: not target.waiting)
+    assert (target.loaded, target.failed, target.ranks[0].tally.retries) == (["cmpl-d"], set(), 1)
+    assert target.contents[0].check(Prompt(seed=7, tokens=40), INTO[:3]) is None
+
+
+def test_an_abort_between_two_tries_ends_the_load(engine: Make) -> None:
+    """A2: nothing is outstanding, so its end is reported at once, and no try follows."""
+    clock = [0.0]
+    target, request, _ = source_that_comes_back(engine, clock)
+    target.end(request)
+    target.step()
+    assert target.loaded == ["cmpl-d"]
+    clock[0] = 1.0
+    target.step()
+    assert (target.loaded, target.ranks[0]._loads) == (["cmpl-d"], {})
+
+
+def test_blocks_may_be_given_to_another_request_at_once(engine: Make) -> None:
+    """A5: vLLM alone knows what its blocks hold once a load is reported, also where a request is preempted."""
+    source, target = engine("prefill"), engine("decode")
+    for request_id in ("cmpl-1", "cmpl-2"):
+        request = Request(request_id, tokens(40), kv_transfer_params=prefilled(source, 40, "p" + request_id))
+        target.arrive(request)
+        target.admit(request, INTO[:3])
+        run(source, target, until=lambda: not target.waiting)
+    assert target.failed == set()
+
+
 def test_an_aborted_prefill_offers_nothing(engine: Make) -> None:
     """E3: a prefill that was cut short is not there for anybody."""
     source = engine("prefill")
