@@ -23,6 +23,18 @@ std::vector<std::int64_t> addresses_of(std::span<const Pointer> regions) {
   return addresses;
 }
 
+template <class Memory>
+class Staging final : public StagingMemory {
+ public:
+  Staging(const SharedGpu& gpu, std::size_t bytes) : memory_(gpu, bytes) {}
+
+  std::byte* data() const override { return reinterpret_cast<std::byte*>(memory_.address()); }
+  std::size_t bytes() const override { return memory_.bytes(); }
+
+ private:
+  Memory memory_;
+};
+
 }  // namespace
 
 // All of a range is launched when it begins; what is left is to see the event pass.
@@ -85,7 +97,13 @@ class CudaPacker::Job final : public PackJob {
 
 CudaPacker::Tools::Tools(const SharedGpu& gpu) : event(gpu), digests(gpu, kDigestBytes) {}
 
-CudaPacker::CudaPacker(SharedGpu gpu) : gpu_(std::move(gpu)), gathers_(gpu_), scatters_(gpu_) {}
+CudaPacker::CudaPacker(SharedGpu gpu, bool staging_on_device)
+    : gpu_(std::move(gpu)), staging_on_device_(staging_on_device), gathers_(gpu_), scatters_(gpu_) {}
+
+std::unique_ptr<StagingMemory> CudaPacker::staging(std::size_t bytes) {
+  if (staging_on_device_) return std::make_unique<Staging<CudaMemory>>(gpu_, bytes);
+  return std::make_unique<Staging<CudaHostMemory>>(gpu_, bytes);
+}
 
 std::unique_ptr<PackJob> CudaPacker::gather(const PackRange& range, std::span<const std::byte* const> regions,
                                             std::byte* slot) {

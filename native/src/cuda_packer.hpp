@@ -19,13 +19,15 @@ namespace kvlink {
 
 class CudaPacker final : public Packer {
  public:
-  explicit CudaPacker(SharedGpu gpu);
+  // `staging_on_device`: slots are memory of the device, for carriers that can get from it; else pinned memory.
+  explicit CudaPacker(SharedGpu gpu, bool staging_on_device = false);
 
   // Throw std::invalid_argument if a plan's elements are not aligned, CudaError if the driver refuses.
   std::unique_ptr<PackJob> gather(const PackRange& range, std::span<const std::byte* const> regions,
                                   std::byte* slot) override;
   std::unique_ptr<PackJob> scatter(const PackRange& range, const std::byte* slot,
                                    std::span<std::byte* const> regions) override;
+  std::unique_ptr<StagingMemory> staging(std::size_t bytes) override;
   int fd() const override { return wakeup_.fd(); }
 
  private:
@@ -53,6 +55,7 @@ class CudaPacker final : public Packer {
   void settle();
 
   SharedGpu gpu_;
+  bool staging_on_device_;
   EventFd wakeup_;
   std::list<Ready> ready_;  // used last first
   std::vector<std::unique_ptr<Tools>> spare_;

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "plan.hpp"
+#include "staging.hpp"
 
 namespace kvlink {
 
@@ -47,6 +48,9 @@ class Packer {
   // bytes, the wire's. Requires Plan::cuts_no_element().
   virtual std::unique_ptr<PackJob> scatter(const PackRange& range, const std::byte* slot,
                                            std::span<std::byte* const> regions) = 0;
+
+  // Memory for slots that this packer, and what carries them, can touch. Any thread. Throws std::runtime_error.
+  virtual std::unique_ptr<StagingMemory> staging(std::size_t bytes) { return std::make_unique<HugeMemory>(bytes); }
 
   // Readable when jobs that wait may go on; -1 where none ever waits.
   virtual int fd() const { return -1; }

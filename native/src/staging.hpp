@@ -12,16 +12,24 @@ namespace kvlink {
 // One slot holds what is packed at a time: hashed, sent and unpacked while it is in a core's cache.
 inline constexpr std::int64_t kSlotBytes = 512 * 1024;
 
+// Memory that slots lie in, whoever gave it.
+class StagingMemory {
+ public:
+  virtual ~StagingMemory() = default;
+  virtual std::byte* data() const = 0;
+  virtual std::size_t bytes() const = 0;
+};
+
 // Zeroed anonymous memory, on huge pages where the system gives them. Throws std::system_error.
-class HugeMemory {
+class HugeMemory final : public StagingMemory {
  public:
   explicit HugeMemory(std::size_t bytes);
-  ~HugeMemory();
+  ~HugeMemory() override;
   HugeMemory(const HugeMemory&) = delete;
   HugeMemory& operator=(const HugeMemory&) = delete;
 
-  std::byte* data() const { return data_; }
-  std::size_t bytes() const { return bytes_; }
+  std::byte* data() const override { return data_; }
+  std::size_t bytes() const override { return bytes_; }
 
  private:
   std::byte* data_;

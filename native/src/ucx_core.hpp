@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "cuda_packer.hpp"
 #include "engine_core.hpp"
 #include "ucx_context.hpp"
 #include "ucx_staging.hpp"
@@ -21,25 +22,32 @@ struct UcxSettings {
   std::uint32_t ring_slots;     // of one peer's ring
   std::uint32_t max_rings;
   std::uint32_t staging_slots;  // that our own gets fill, of all peers together
+  SharedGpu gpu = nullptr;      // where the caches lie; null for the host
+  bool staging_on_gpu = false;  // slots are its memory, not pinned memory of the host
 };
 
 struct UcxCore final : EngineCore {
   UcxCore(UcxSettings wanted, std::shared_ptr<UcxContext> opened)
       : EngineCore(wanted.limits), settings(std::move(wanted)), context(std::move(opened)),
-        rings(context, settings.ring_slots, settings.max_rings) {}
+        rings(context, packer_for(settings), settings.ring_slots, settings.max_rings) {}
 
   const UcxSettings settings;
   const std::shared_ptr<UcxContext> context;
 
   // --- the engine's thread ---
   UcxRings rings;
-  // Made when first needed. Throws std::system_error, UcxError.
+  // Made when first needed. Throws std::runtime_error.
   UcxSlots& staging() {
-    if (!staging_) staging_ = std::make_unique<UcxSlots>(context, settings.staging_slots);
+    if (!staging_) staging_ = std::make_unique<UcxSlots>(context, *packer, settings.staging_slots);
     return *staging_;
   }
 
  private:
+  const std::shared_ptr<Packer>& packer_for(const UcxSettings& wanted) {
+    if (wanted.gpu) packer = std::make_shared<CudaPacker>(wanted.gpu, wanted.staging_on_gpu);
+    return packer;
+  }
+
   std::unique_ptr<UcxSlots> staging_;
 };
 

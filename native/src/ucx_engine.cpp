@@ -60,10 +60,13 @@ UcxEngine::UcxEngine(std::shared_ptr<UcxCore> core)
 UcxEngine::~UcxEngine() { close(); }
 
 std::shared_ptr<const void> UcxEngine::hold(std::uint64_t address, std::uint64_t length) {
+  // A GPU's memory is read by its kernels only: UCX need not know it, and peers get no key.
+  if (core_->settings.gpu) return std::make_shared<const RemoteKey>(RemoteKey{0, length, {}});
   return std::make_shared<const UcxRegion>(core_->context, address, length);
 }
 
 RemoteKey UcxEngine::export_key(std::size_t region) const {
+  if (core_->settings.gpu) return *std::static_pointer_cast<const RemoteKey>(held(region));
   const auto registered = std::static_pointer_cast<const UcxRegion>(held(region));
   return {registered->address(), registered->length(), registered->pack_key()};
 }
@@ -88,6 +91,7 @@ std::shared_ptr<ActiveRead> UcxEngine::make_read(ReadSpec spec, std::shared_ptr<
                                                  std::shared_ptr<const RemoteRegions> from) {
   if (spec.packed) return std::make_shared<UcxPackedRead>(std::move(spec), std::move(to));
   if (spec.plan->converts()) throw std::invalid_argument("gets cannot convert; read this plan by the packed path");
+  if (core_->settings.gpu) throw std::invalid_argument("a cache on a GPU is filled by the packed path only");
   return std::make_shared<UcxDirectRead>(std::move(spec), std::move(to), std::move(from));
 }
 

@@ -49,7 +49,9 @@ void UcxPeer::on_leaving() {
 void UcxPeer::on_want(AttemptId attempt) {
   heard();
   auto wanted = core_.exposures.want(name(), attempt, Clock::now());
-  if (wanted.exposure) {
+  if (core_.settings.gpu) {  // digests of what lies there come with the packed bytes
+    channel_->failed(attempt, FailReason::unknown);
+  } else if (wanted.exposure) {
     digesting_.push_back(std::move(wanted.exposure));
   } else {
     ++core_.late.wants;

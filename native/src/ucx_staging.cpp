@@ -6,10 +6,10 @@
 
 namespace kvlink {
 
-UcxSlots::UcxSlots(std::shared_ptr<UcxContext> context, std::size_t slots)
-    : memory_(slots * static_cast<std::size_t>(kSlotBytes)),
-      region_(std::move(context), reinterpret_cast<std::uint64_t>(memory_.data()), memory_.bytes()),
-      slots_(memory_.data(), slots) {}
+UcxSlots::UcxSlots(std::shared_ptr<UcxContext> context, Packer& packer, std::size_t slots)
+    : memory_(packer.staging(slots * static_cast<std::size_t>(kSlotBytes))),
+      region_(std::move(context), reinterpret_cast<std::uint64_t>(memory_->data()), memory_->bytes()),
+      slots_(memory_->data(), slots) {}
 
 Bytes UcxSlots::handle() const {
   const std::uint64_t address = region_.address();
@@ -32,7 +32,7 @@ RemoteKey UcxSlots::from_handle(std::span<const std::byte> handle, std::uint64_t
 std::unique_ptr<UcxSlots> UcxRings::lend() {
   if (idle_.empty()) {
     if (made_ == most_) throw std::runtime_error("all " + std::to_string(most_) + " rings are lent");
-    auto ring = std::make_unique<UcxSlots>(context_, slots_);
+    auto ring = std::make_unique<UcxSlots>(context_, *packer_, slots_);
     ++made_;
     return ring;
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "channel.hpp"
+#include "packer.hpp"
 #include "staging.hpp"
 #include "ucx_context.hpp"
 
@@ -13,8 +14,8 @@ namespace kvlink {
 
 class UcxSlots {
  public:
-  // Throws std::system_error, UcxError.
-  UcxSlots(std::shared_ptr<UcxContext> context, std::size_t slots);
+  // Throws std::runtime_error: no memory, or UCX does not take it.
+  UcxSlots(std::shared_ptr<UcxContext> context, Packer& packer, std::size_t slots);
 
   Slots& slots() { return slots_; }
   const UcxRegion& region() const { return region_; }
@@ -24,7 +25,7 @@ class UcxSlots {
   static RemoteKey from_handle(std::span<const std::byte> handle, std::uint64_t bytes);
 
  private:
-  HugeMemory memory_;
+  std::unique_ptr<StagingMemory> memory_;
   UcxRegion region_;
   Slots slots_;
 };
@@ -34,8 +35,8 @@ class UcxSlots {
 // a ring that was lent again is as worthless as any byte read after its lease.
 class UcxRings {
  public:
-  UcxRings(std::shared_ptr<UcxContext> context, std::size_t slots, std::size_t most)
-      : context_(std::move(context)), slots_(slots), most_(most) {}
+  UcxRings(std::shared_ptr<UcxContext> context, std::shared_ptr<Packer> packer, std::size_t slots, std::size_t most)
+      : context_(std::move(context)), packer_(std::move(packer)), slots_(slots), most_(most) {}
 
   // Throws std::runtime_error, saying what is short.
   std::unique_ptr<UcxSlots> lend();
@@ -43,6 +44,7 @@ class UcxRings {
 
  private:
   const std::shared_ptr<UcxContext> context_;
+  const std::shared_ptr<Packer> packer_;
   const std::size_t slots_;
   const std::size_t most_;
   std::size_t made_ = 0;
