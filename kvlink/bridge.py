@@ -32,6 +32,7 @@ from kvlink.link.part import LivePart
 from kvlink.memory import Caches
 from kvlink.observe import Events
 from kvlink.observe.events import Side
+from kvlink.relayout.gpu import Moment
 from kvlink.transports.base import Transport
 from kvlink.wire import Offer, Roster, Ticket
 
@@ -103,9 +104,10 @@ class Bridge:
         """This rank's card, for `kvlink.Roster.of`."""
         return self._open_driver().card
 
-    def publish(self, offer: Offer) -> Part:
-        """Source: this KV may be fetched. See `kvlink.Link.publish`."""
-        return self._submit(lambda driver, part: driver.publish(offer, part), LivePart(offer.key), "source")
+    def publish(self, offer: Offer, *, event: object = None) -> Part:
+        """Source: this KV may be fetched. See `kvlink.Link.publish`; what is no event raises here."""
+        after = self._open_driver().moment(event=event)
+        return self._submit(lambda driver, part: driver.publish(offer, part, after), LivePart(offer.key), "source")
 
     def announce(
         self,
@@ -123,7 +125,7 @@ class Bridge:
             lambda driver, part: driver.announce(
                 part, ttl_seconds=ttl_seconds, max_tokens=max_tokens, facts=facts or Facts()
             ),
-            LivePart(key, controls=_Controls(self._guarded)),
+            LivePart(key, controls=_Controls(self._guarded, lambda event: self._open_driver().moment(event=event))),
             "source",
         )
 
@@ -137,8 +139,10 @@ class Bridge:
         facts: Facts | None = None,
         uncovered: Literal["leave", "zero"] = "leave",
         together: bool = False,
+        stream: object = None,
     ) -> Part:
-        """Target: fetch an offer. See `kvlink.Link.start_fetch`."""
+        """Target: fetch an offer. See `kvlink.Link.start_fetch`; what is no stream raises here."""
+        after = self._open_driver().moment(stream=stream)
         return self._submit(
             lambda driver, part: driver.fetch(
                 offer,
@@ -149,6 +153,7 @@ class Bridge:
                 facts=facts or Facts(),
                 uncovered=uncovered,
                 together=together,
+                after=after,
             ),
             LivePart(offer.key),
             "target",
@@ -162,11 +167,13 @@ class Bridge:
         *,
         deadline_seconds: float,
         together: bool = False,
+        stream: object = None,
     ) -> Part:
-        """Target, push: reserve and deliver the ticket. See `kvlink.Link.expect`."""
+        """Target, push: reserve and deliver the ticket. See `kvlink.Link.expect`; what is no stream raises here."""
+        after = self._open_driver().moment(stream=stream)
         return self._submit(
             lambda driver, part: driver.expect(
-                ticket, source, into, part, deadline_seconds=deadline_seconds, together=together
+                ticket, source, into, part, deadline_seconds=deadline_seconds, together=together, after=after
             ),
             LivePart(ticket.key, ticket=ticket),
             "target",
@@ -390,8 +397,13 @@ class Bridge:
 class _Controls:
     """``ready()`` and ``seal()`` of a part come from the engine's thread; a bad frontier fails the part."""
 
-    def __init__(self, guarded: Callable[[LivePart, Callable[[Driver], object]], None]) -> None:
+    def __init__(
+        self,
+        guarded: Callable[[LivePart, Callable[[Driver], object]], None],
+        moment: Callable[[object], Moment | None],
+    ) -> None:
         self._guarded = guarded
+        self._moment = moment
 
     def ready(
         self,
@@ -399,10 +411,12 @@ class _Controls:
         blocks: tuple[BlockList, ...] | None,
         tokens: int | None,
         group_first_tokens: FirstTokens | None = None,
+        event: object = None,
     ) -> None:
-        """See `Part.ready`."""
+        """See `Part.ready`. The event is looked at now: its owner may record it again while the loop is busy."""
         assert isinstance(part, LivePart), "the bridge makes its parts"
-        self._guarded(part, lambda driver: driver.source.ready(part, blocks, tokens, group_first_tokens))
+        after = self._moment(event)
+        self._guarded(part, lambda driver: driver.source.ready(part, blocks, tokens, group_first_tokens, after))
 
     def seal(self, part: Part) -> None:
         """See `Part.seal`."""

@@ -20,6 +20,8 @@ log: Final = logging.getLogger("kvlink.config")
 
 PREFIX: Final = "KVLINK_"
 FILE_VARIABLE: Final = "KVLINK_CONFIG"
+CACHE_VARIABLE: Final = "KVLINK_KERNEL_CACHE"
+"""Where compiled kernels are kept (`kvlink.relayout.kernel_cache`): a matter of the machine, not of a link."""
 TABLE: Final = "kvlink"
 """The table of a TOML file that is read."""
 
@@ -42,6 +44,9 @@ class Config:
         ucx_origin: which UCX: ``auto``, ``wheel``, ``system``, or the path of its ``libucp.so.0``.
         ucx_tls: UCX transports to use, in UCX's own words, or ``None`` for its choice.
         path: how reads over UCX move: ``direct``, ``packed``, or ``auto``, which is by the length of each plan's runs.
+        cuda_library: the CUDA driver, by name or path, for caches on a GPU.
+        gpu_staging: what packed bytes of a GPU's cache pass through: ``host``, pinned memory, or ``device``, the GPU's
+            own, for a UCX that was built to reach it.
         stream_lanes: sockets for payload, and threads, of the stream transport; a pair has the smaller end's number.
         integrity: digest every byte that moves.
         chunk_leaves: leaves of 16 KiB in a chunk, the unit of pipelining and re-read.
@@ -66,6 +71,8 @@ class Config:
     ucx_origin: str = "auto"
     ucx_tls: str | None = None
     path: str = "auto"
+    cuda_library: str = "libcuda.so.1"
+    gpu_staging: str = "host"
     stream_lanes: int = limits.STREAM_LANES
     integrity: bool = True
     chunk_leaves: int = limits.DEFAULT_CHUNK_LEAVES
@@ -232,11 +239,14 @@ def _origin(value: object) -> str:
     return text
 
 
-def _path(value: object) -> str:
-    text = _text(value)
-    if text not in {"auto", "direct", "packed"}:
-        raise ValueError
-    return text
+def _one_of(*accepted: str) -> Callable[[object], str]:
+    def convert(value: object) -> str:
+        text = _text(value)
+        if text not in accepted:
+            raise ValueError
+        return text
+
+    return convert
 
 
 def _secret(value: object) -> bytes | None:
@@ -258,7 +268,9 @@ _SETTINGS: Final[dict[str, _Setting]] = {
     "transports": (_names, "a list of different transport names, such as ucx,stream"),
     "ucx_origin": (_origin, "auto, wheel, system, or an absolute path of libucp.so.0"),
     "ucx_tls": (_optional(_text), "UCX transport names, as UCX_TLS takes them"),
-    "path": (_path, "auto, direct or packed"),
+    "path": (_one_of("auto", "direct", "packed"), "auto, direct or packed"),
+    "cuda_library": (_text, "a library's name, or its path"),
+    "gpu_staging": (_one_of("host", "device"), "host or device"),
     "stream_lanes": _whole(1, limits.MAX_LANES),
     "integrity": (_flag, "on or off, true or false, 1 or 0"),
     "chunk_leaves": _whole(1, limits.MAX_CHUNK_LEAVES),
@@ -292,7 +304,7 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, object]:
     layer: dict[str, object] = {}
     for variable, value in environ.items():
         name = variable.removeprefix(PREFIX).lower()
-        if not variable.startswith(PREFIX) or variable == FILE_VARIABLE:
+        if not variable.startswith(PREFIX) or variable in {FILE_VARIABLE, CACHE_VARIABLE}:
             continue
         if name in _SETTINGS or name == "secret_file":
             layer[name] = value

@@ -435,11 +435,14 @@ class UcxEngine(Engine):
         cut_off_grace_seconds: float,
         max_gets_per_read: int,
         staging: tuple[int, int, int],
+        gpu: CudaGpu | None = None,
+        staging_on_gpu: bool = False,
     ) -> None:
         """
         Seconds: heartbeat, peer lost, close timeout, renewal linger.
 
         `staging` bounds the packed path: slots of one peer's ring, rings, slots that our own gets fill.
+        With `gpu` the regions lie there: only the packed path touches them, by kernels that the caller has loaded.
 
         Raises:
             Unavailable: no UCX to load.

@@ -15,12 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kvlink import limits
-from kvlink.errors import ClosedError, ConfigError, DeadlineError, TransportError
+from kvlink.errors import ClosedError, ConfigError, DeadlineError, TransportError, UnsupportedError
 from kvlink.layout import alias_classes
 from kvlink.link.listener import Listener
+from kvlink.link.moments import Moments
 from kvlink.link.part import Result, State
 from kvlink.link.pump import Pump
-from kvlink.link.rank import LocalRank, check_successor, register_all, unregister_all
+from kvlink.link.rank import LocalRank, check_device, check_successor, register_all, unregister_all
 from kvlink.link.room import Reservation, RoomKeeper, RoomStats
 from kvlink.link.source_half import SourceHalf
 from kvlink.link.target_half import TargetHalf
@@ -28,6 +29,7 @@ from kvlink.link.tasks import TaskSet
 from kvlink.memory import BlockLedger, Caches, MemoryStats
 from kvlink.observe import Counters, Events, PartEnded, PeerConnected, PeerDisconnected, cause_of
 from kvlink.protocol import Timing
+from kvlink.relayout import Gpu
 from kvlink.transports.base import CompletionKind, Transport
 from kvlink.transports.shared import SharedTransport
 from kvlink.transports.stream import StreamTransport
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from kvlink.link.sessions import Session
     from kvlink.link.target_work import Uncovered
     from kvlink.observe.events import Side
+    from kvlink.relayout.gpu import Moment
     from kvlink.transports.base import Capabilities, Completion
     from kvlink.wire import Offer, Roster, Ticket
 
@@ -163,11 +166,15 @@ class Driver:
 
     # --- verbs ------------------------------------------------------------------------------------------------------
 
-    def publish(self, offer: Offer, part: LivePart) -> None:
-        """See `kvlink.Link.publish`."""
+    def moment(self, *, event: object = None, stream: object = None) -> Moment | None:
+        """What the engine's GPU work has to reach before a verb goes on. Any thread. See `Moments.take`."""
+        return self._rank.moments.take(event=event, stream=stream)
+
+    def publish(self, offer: Offer, part: LivePart, after: Moment | None = None) -> None:
+        """See `kvlink.Link.publish`; nothing is read before ``after``."""
         self._check_open()
         _check_ttl(offer.ttl_seconds)
-        self.source.publish(offer, part)
+        self.source.publish(offer, part, after)
         self._track(part, "source")
 
     def announce(self, part: LivePart, *, ttl_seconds: float, max_tokens: int, facts: Facts) -> None:
@@ -188,13 +195,18 @@ class Driver:
         facts: Facts,
         uncovered: Uncovered,
         together: bool,
+        after: Moment | None = None,
     ) -> None:
-        """See `kvlink.Link.start_fetch`."""
+        """See `kvlink.Link.start_fetch`; nothing is written before ``after``."""
         self._check_open()
         _check_deadline(deadline_seconds)
         if uncovered not in ("leave", "zero"):
             raise ConfigError(
                 f"uncovered is {uncovered!r}; slots past the last token can be left ('leave') or zeroed ('zero')"
+            )
+        if uncovered == "zero" and self._rank.gpu is not None:
+            raise UnsupportedError(
+                "uncovered is 'zero', which is done by the CPU; on a GPU zero the slots past the last token yourself"
             )
         self._room.check(offer.key, into)
         self.target.fetch(
@@ -206,6 +218,7 @@ class Driver:
             deadline_seconds=deadline_seconds,
             part=part,
             together=together,
+            after=after,
         )
         self._track(part, "target")
         self._room.used_by(part)
@@ -219,13 +232,16 @@ class Driver:
         *,
         deadline_seconds: float,
         together: bool,
+        after: Moment | None = None,
     ) -> None:
-        """See `kvlink.Link.expect`."""
+        """See `kvlink.Link.expect`; nothing is written before ``after``."""
         self._check_open()
         _check_deadline(deadline_seconds)
         _check_ttl(ticket.ttl_seconds)
         self._room.check(ticket.key, into)
-        self.target.expect(ticket, source, into, deadline_seconds=deadline_seconds, part=part, together=together)
+        self.target.expect(
+            ticket, source, into, deadline_seconds=deadline_seconds, part=part, together=together, after=after
+        )
         self._track(part, "target")
         self._room.used_by(part)
 
@@ -315,6 +331,7 @@ class Driver:
         self.source.stop()
         self._listener.close()
         _close_all(self._rank.pumps)
+        self._rank.moments.close()
         self._report = CloseReport(cut=cut)
         return self._report
 
@@ -350,6 +367,10 @@ class Driver:
         if not self._paused or any(pump.region_keys for pump in self._rank.pumps):
             raise ConfigError("resume follows a pause that has returned")
         check_successor(self._rank.caches.spec, caches.spec)
+        if caches.device != self._rank.caches.device:
+            raise ConfigError(
+                f"resume: the cache lies on {caches.device}, the one before on {self._rank.caches.device}"
+            )
         classes = alias_classes(caches.spec)
         self._blocks.restart(classes)
         done: list[Pump] = []
@@ -457,8 +478,10 @@ async def open_driver(
     config: Config, caches: Caches, siblings: Roster | None, transports: Sequence[Transport] | None
 ) -> Driver:
     """Register the memory, bind the address, let peers in; see `kvlink.open_link` for arguments and errors."""
-    made = list(transports) if transports is not None else [_make(name, config) for name in config.transports]
+    gpu = None if caches.on_host else _gpu_of(config, caches)
+    made = list(transports) if transports is not None else [_make(name, config, gpu) for name in config.transports]
     tasks = TaskSet()
+    moments = Moments(gpu)
     drivers: list[Driver] = []
 
     def on_event(completion: Completion) -> None:
@@ -478,7 +501,7 @@ async def open_driver(
     try:
         for pump in pumps:
             register_all(pump, caches)
-        rank = LocalRank(config, caches, pumps, VERSION)
+        rank = LocalRank(config, caches, pumps, VERSION, gpu, moments)
         listener = await Listener.bind(
             config.listen,
             secret=config.secret,
@@ -490,6 +513,7 @@ async def open_driver(
                 listener.accept_lanes(lanes)
     except BaseException:
         _close_all(pumps)
+        moments.close()
         raise
     driver = Driver(rank, listener, tasks)
     drivers.append(driver)
@@ -515,12 +539,22 @@ def _close_all(pumps: Iterable[Pump]) -> None:
         pump.transport.close()
 
 
-def _make(name: str, config: Config) -> Transport:
+def _gpu_of(config: Config, caches: Caches) -> Gpu:
+    """The GPU that a cache lies on, with the kernels of plain copies, which gather for whoever reads."""
+    check_device(config, caches)
+    gpu = Gpu(caches.device, config.cuda_library)
+    gpu.load(None)
+    return gpu
+
+
+def _make(name: str, config: Config, gpu: Gpu | None) -> Transport:
     if name == "ucx":
         return UcxTransport(
             ucx_origin=config.ucx_origin,
             ucx_tls=config.ucx_tls,
             path=config.path,
+            gpu=None if gpu is None else gpu.native,
+            staging_on_gpu=config.gpu_staging == "device",
             heartbeat_seconds=config.heartbeat_seconds,
             peer_lost_seconds=config.peer_lost_seconds,
         )

@@ -79,19 +79,26 @@ class Link:
 
     # --- source verbs -------------------------------------------------------------------------------------------------
 
-    def publish(self, offer: Offer) -> Part:
+    def publish(self, offer: Offer, *, event: object = None) -> Part:
         """Source, fetch flow: hold this KV and let the offer's holder fetch it.
 
         Ends `State.DONE` once every rank that reads this one has installed, `State.EXPIRED` if nobody asks within
         ``offer.ttl_seconds``. The blocks are the library's until the end.
 
+        Args:
+            offer: what its holder may fetch.
+            event: on a GPU, an event recorded after the work that writes this KV: torch's, CuPy's, or its handle.
+                Nothing is read before; a target that asks before waits, within its own bound. Without it, all of it is
+                written already.
+
         Raises:
             ConflictError: the key is held already.
-            LayoutError, MismatchError: the offer is not of this cache.
+            LayoutError, MismatchError: the offer is not of this cache, or it is no event.
+            GpuError: the GPU's driver refused.
             BusyError: too many requests are remembered.
         """
         part = LivePart(offer.key)
-        self._driver.publish(offer, part)
+        self._driver.publish(offer, part, self._driver.moment(event=event))
         return part
 
     def announce(
@@ -126,6 +133,7 @@ class Link:
         facts: Facts | None = None,
         uncovered: Uncovered = "leave",
         together: bool = False,
+        stream: object = None,
     ) -> Part:
         """Target, fetch flow: read the offer's KV into these blocks, and install it once or not at all.
 
@@ -137,12 +145,14 @@ class Link:
             first_token: first position to read, where the target has a prefix already: one for all groups, or one for
                 each of this rank's; the offer's by default. What the source's windows have left behind is not read.
             facts: what this side knows of the request, compared where both state it.
-            uncovered: what becomes of the slots past the last token in its block.
+            uncovered: what becomes of the slots past the last token in its block; on a GPU, only ``"leave"``.
             together: the parts of all ranks of this engine become visible together, or none does: every rank fetches
                 under the same key with ``together``, and the engine's first rank, which `set_siblings` names,
                 coordinates. `State.DONE` on any rank means that all have installed; on the first, that all are visible.
                 A failure or a cancel on one rank ends all, with its error; `State.INDETERMINATE` says that the engine
                 has lost a rank at the last step. For engines that reduce their ranks' ends themselves: leave it off.
+            stream: on a GPU, the stream whose work so far may still use these blocks: torch's, CuPy's, or its handle.
+                Nothing is written before it is done. Once the part is done, work on any stream sees what was read.
 
         A repeat with the same content joins the live request, or gets its outcome until `release`.
 
@@ -162,6 +172,7 @@ class Link:
             facts=facts or Facts(),
             uncovered=uncovered,
             together=together,
+            after=self._driver.moment(stream=stream),
         )
         return part
 
@@ -175,6 +186,7 @@ class Link:
         facts: Facts | None = None,
         uncovered: Uncovered = "leave",
         together: bool = False,
+        stream: object = None,
     ) -> Result:
         """`start_fetch`, and wait for its end.
 
@@ -192,6 +204,7 @@ class Link:
             facts=facts,
             uncovered=uncovered,
             together=together,
+            stream=stream,
         )
         return await self._finished(part)
 
@@ -208,6 +221,7 @@ class Link:
         facts: Facts | None = None,
         uncovered: Uncovered = "leave",
         together: bool = False,
+        stream: object = None,
     ) -> Result:
         """`fetch`, and again while that may help: each try a fresh attempt into fresh blocks.
 
@@ -226,6 +240,7 @@ class Link:
             facts: as for `fetch`.
             uncovered: as for `fetch`.
             together: as for `fetch`; each try fails on all ranks or on none, and each rank tries again by itself.
+            stream: as for `fetch`, as of each try.
 
         Never tried again: what the table `kvlink.protocol.AGAIN` says makes no sense, and what is *indeterminate*.
         Nothing here turns to another target: this rank is the only one.
@@ -252,6 +267,7 @@ class Link:
                 facts=facts,
                 uncovered=uncovered,
                 together=together,
+                stream=stream,
             )
             try:
                 return await self._finished(part)
@@ -268,6 +284,7 @@ class Link:
         *,
         deadline_seconds: float,
         together: bool = False,
+        stream: object = None,
     ) -> Part:
         """Target, push flow: room is reserved in ``into``; deliver the ticket, and read once a source announces.
 
@@ -279,7 +296,10 @@ class Link:
             LayoutError: the blocks do not hold ``ticket.tokens``.
         """
         part = LivePart(ticket.key, ticket=ticket)
-        self._driver.expect(ticket, source, into, part, deadline_seconds=deadline_seconds, together=together)
+        after = self._driver.moment(stream=stream)
+        self._driver.expect(
+            ticket, source, into, part, deadline_seconds=deadline_seconds, together=together, after=after
+        )
         return part
 
     def lend(self, blocks: Sequence[Sequence[int]]) -> None:

@@ -114,16 +114,19 @@ class Part:
         blocks: tuple[BlockList, ...] | None = None,
         tokens: int | None = None,
         group_first_tokens: FirstTokens | None = None,
+        event: object = None,
     ) -> None:
         """Source, push: this KV is in place up to here. Blocks may be given now, one list a group.
 
-        ``group_first_tokens`` says, a group, before which position nothing is left (a sliding window's).
+        ``group_first_tokens`` says, a group, before which position nothing is left (a sliding window's). On a GPU,
+        ``event`` (torch's, CuPy's, or its handle) was recorded after the work that writes it: nothing is read before.
 
         Raises:
-            LayoutError: the blocks do not fit the cache or the token count; nothing changed.
+            LayoutError: the blocks do not fit the cache or the token count, or it is no event; nothing changed.
+            GpuError: the GPU's driver refused; nothing changed.
             ClosedError: the part is not a source part, or has ended.
         """
-        self._need_controls().ready(self, blocks, tokens, group_first_tokens)
+        self._need_controls().ready(self, blocks, tokens, group_first_tokens, event)
 
     def seal(self) -> None:
         """Source, push: nothing more will become ready; the target may be told.
@@ -177,6 +180,7 @@ class PartControls(Protocol):
         blocks: tuple[BlockList, ...] | None,
         tokens: int | None,
         group_first_tokens: FirstTokens | None = None,
+        event: object = None,
     ) -> None:
         """Advance the part's frontier."""
 

@@ -16,21 +16,26 @@ from kvlink.wire import Introduce, RankCard, TransportCard, WireKey
 if TYPE_CHECKING:
     from kvlink.config import Config
     from kvlink.layout import CacheSpec, Group
+    from kvlink.link.moments import Moments
     from kvlink.link.pump import Pump
     from kvlink.memory import Caches
+    from kvlink.relayout import Gpu
 
 
 @dataclass(slots=True)
 class LocalRank:
     """One rank: its caches, its settings, and a pump per transport, best first.
 
-    ``caches`` are others after a pause; whoever needs them reads them here each time.
+    ``caches`` are others after a pause; whoever needs them reads them here each time. ``gpu`` is where they lie, if not
+    in host memory, and ``moments`` what is waited for there.
     """
 
     config: Config
     caches: Caches
     pumps: tuple[Pump, ...]
     version: str
+    gpu: Gpu | None
+    moments: Moments
 
     def introduce(self) -> Introduce:
         """What an authenticated peer is told: geometry, transports and the keys to read us."""
@@ -127,6 +132,19 @@ def unregister_all(pump: Pump) -> None:
     keys, pump.region_keys = pump.region_keys, ()
     for key in keys:
         pump.transport.unregister(key.region)
+
+
+def check_device(config: Config, caches: Caches) -> None:
+    """Whether the transports can reach the cache.
+
+    Raises:
+        ConfigError: it is on a GPU, and one of them cannot.
+    """
+    cannot = [name for name in config.transports if name != "ucx"]
+    if not caches.on_host and cannot:
+        raise ConfigError(
+            f"the cache lies on {caches.device}, which {' and '.join(cannot)} cannot reach; set transports to ucx"
+        )
 
 
 def check_successor(before: CacheSpec, after: CacheSpec) -> None:

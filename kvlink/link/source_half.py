@@ -16,6 +16,7 @@ from kvlink.errors import (
     CancelledError,
     ClosedError,
     ConflictError,
+    GpuError,
     KVLinkError,
     LayoutError,
 )
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from kvlink.memory import BlockLedger
     from kvlink.observe import Counters
     from kvlink.protocol import Action, Timing
+    from kvlink.relayout.gpu import Moment
     from kvlink.wire import Offer
 
 _log = logging.getLogger("kvlink.link")
@@ -95,15 +97,21 @@ class SourceHalf:
 
     # --- verbs --------------------------------------------------------------------------------------------------
 
-    def publish(self, offer: Offer, part: LivePart) -> None:
-        """Hold the offer's blocks and answer asks for them; see `kvlink.Link.publish`."""
+    def publish(self, offer: Offer, part: LivePart, after: Moment | None) -> None:
+        """Hold the offer's blocks and answer asks for them, once ``after`` has come; see `kvlink.Link.publish`."""
         descriptor = offer.descriptor(limits.MAX_ATTEMPT_SECONDS)
         check_descriptor(descriptor, self._rank.caches.spec)
         work = SourceWork(offer.key, part, self._loop.time(), max_tokens=offer.tokens, facts=offer.facts)
-        work.blocks, work.tokens, work.descriptor = offer.blocks, offer.tokens, descriptor
+        work.blocks, work.tokens, work.sealed = offer.blocks, offer.tokens, True
         self._admit(work, descriptor_digest(descriptor))
-        self._hold(work, descriptor_digest(descriptor), offer.ttl_seconds)
-        part.rise(State.READY)
+        if after is None:
+            work.descriptor = descriptor
+            self._hold(work, descriptor_digest(descriptor), offer.ttl_seconds)
+            part.rise(State.READY)
+        else:  # asks that come before are parked, as those of a part that is still announced
+            work.moments.append(after)
+            self._hold(work, None, offer.ttl_seconds)
+            self._offer_when_computed(work, descriptor)
 
     def announce(self, key: str, part: LivePart, *, max_tokens: int, ttl_seconds: float, facts: Facts) -> None:
         """Hold a place for KV that is still being computed; see `kvlink.Link.announce`."""
@@ -117,6 +125,7 @@ class SourceHalf:
         blocks: tuple[BlockList, ...] | None,
         tokens: int | None,
         group_first_tokens: FirstTokens | None = None,
+        event: object = None,
     ) -> None:
         """Advance the frontier of an announced part; see `kvlink.Part.ready`."""
         work = self._announced(part)
@@ -125,6 +134,8 @@ class SourceHalf:
                 f"tokens may rise from {work.tokens} to the announced {work.max_tokens}, not to {tokens}",
                 request_id=part.key,
             )
+        if (moment := self._rank.moments.take(event=event)) is not None:
+            work.moments.append(moment)
         if blocks is not None:
             work.blocks = whole_blocks(blocks, part.key)
         work.tokens = work.tokens if tokens is None else tokens
@@ -150,11 +161,12 @@ class SourceHalf:
         )
         check_descriptor(descriptor, spec)
         self._blocks.hold(work.key, work.blocks)
-        work.descriptor = descriptor
-        digest = descriptor_digest(descriptor)
-        self._ledger.content(work.key, digest)
-        work.part.rise(State.READY)
-        self._feed(work, protocol.Seal(digest))
+        work.sealed = work.held = True
+        self._ledger.content(work.key, descriptor_digest(descriptor))
+        if work.moments:
+            self._offer_when_computed(work, descriptor)
+        else:
+            self._offer(work, descriptor)
 
     def cancel(self, part: Part, why: str) -> None:
         """End a part; nothing happens if it is not ours, or has ended."""
@@ -193,6 +205,7 @@ class SourceHalf:
                 pass
         if work.blocks is not None:
             self._blocks.hold(work.key, work.blocks)
+            work.held = True
         self._ledger.begin(work.key, digest, work)
         self._works[work.key] = work
 
@@ -213,11 +226,31 @@ class SourceHalf:
             self._feed(work, protocol.TicketArrived(peer))
         self._unpark(work.key)
 
+    def _offer(self, work: SourceWork, descriptor: KVDescriptor) -> None:
+        """All of it is in place: whoever asks may read."""
+        work.descriptor = descriptor
+        work.part.rise(State.READY)
+        self._feed(work, protocol.Seal(descriptor_digest(descriptor)))
+
+    def _offer_when_computed(self, work: SourceWork, descriptor: KVDescriptor) -> None:
+        async def wait() -> None:
+            try:
+                for moment in work.moments:
+                    await self._rank.moments.passed(moment)
+            except GpuError as error:
+                self.fail(work.part, error)
+            else:
+                if not work.part.state.ended:
+                    self._offer(work, descriptor)
+            work.moments.clear()
+
+        self._tasks.start(wait(), f"computing {work.key}")
+
     def _announced(self, part: Part) -> SourceWork:
         work = self._works.get(part.key)
         if work is None or work.part is not part or part.state.ended:
             raise ClosedError("this part has ended, or is not ours", request_id=part.key)
-        if work.descriptor is not None:
+        if work.sealed:
             raise ClosedError("this part is sealed; nothing more can become ready", request_id=part.key)
         return work
 
@@ -375,7 +408,7 @@ class SourceHalf:
             case protocol.Unpark():
                 self._loop.call_soon(self._unpark, work.key)
             case protocol.EndHold():
-                if work.descriptor is not None:
+                if work.held:
                     self._blocks.end_hold(work.key)
             case protocol.Report(end=end, error=error):
                 self._report(work, end, error)

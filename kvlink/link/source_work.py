@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvlink.link.machine import Machine
     from kvlink.link.pump import Pump
     from kvlink.plan import CopyPlan
+    from kvlink.relayout.gpu import Moment
 
 Attempt: TypeAlias = tuple[str, int]
 """Peer and attempt."""
@@ -34,7 +35,10 @@ class SourceWork:
         blocks: this rank's, once given.
         tokens: how many of them are in place.
         group_first_tokens: where each group begins, if not all alike.
-        descriptor: what is offered, once sealed.
+        descriptor: what is offered, once sealed and computed.
+        sealed: nothing more will become ready.
+        held: its blocks are.
+        moments: of the engine's GPU work, before which nothing is read.
         machine: once held.
         asks: from an ask's arrival to its lease's end.
         plans: likewise, once it can be leased.
@@ -53,6 +57,9 @@ class SourceWork:
     tokens: int = 0
     group_first_tokens: FirstTokens = ()
     descriptor: KVDescriptor | None = None
+    sealed: bool = False
+    held: bool = False
+    moments: list[Moment] = field(default_factory=list)
     machine: Machine[SourcePart, SourceEvent] | None = None
     asks: dict[Attempt, Ask] = field(default_factory=dict)
     plans: dict[Attempt, CopyPlan] = field(default_factory=dict)

@@ -36,7 +36,7 @@ from kvlink.link.target_siblings import Siblings
 from kvlink.link.target_work import LegWork, TargetWork, plan_of, starts_of
 from kvlink.memory.ledger import ReservationState
 from kvlink.protocol import End, Failure, TargetPhase
-from kvlink.relayout import zero_uncovered
+from kvlink.relayout import native_plan, zero_uncovered
 from kvlink.wire import (
     Ack,
     Announce,
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from kvlink.memory import BlockLedger
     from kvlink.observe import Counters
     from kvlink.protocol import Action, Timing
+    from kvlink.relayout.gpu import Moment
     from kvlink.wire import Claim, Offer, Roster, Ticket
 
 _log = logging.getLogger("kvlink.link")
@@ -127,14 +128,15 @@ class TargetHalf:
         deadline_seconds: float,
         part: LivePart,
         together: bool,
+        after: Moment | None,
     ) -> None:
         """Start fetching an offer; see `kvlink.Link.start_fetch`."""
         self._check_claim(offer, facts)
         descriptor = offer.descriptor(deadline_seconds)
         starts = starts_of(offer, self._rank.caches.spec, first_token)
         work = TargetWork.of(offer, into, part, starts, uncovered, deadline_seconds, self._loop.time())
-        work.descriptor = descriptor
         work.together = self._has_siblings(together)
+        work.descriptor, work.after = descriptor, after
         if not self._joined(work, descriptor_digest(descriptor), offer.tokens):
             self._tasks.start(self._prepare(work), f"fetch {work.key}")
 
@@ -147,6 +149,7 @@ class TargetHalf:
         deadline_seconds: float,
         part: LivePart,
         together: bool,
+        after: Moment | None,
     ) -> None:
         """Start expecting a push; see `kvlink.Link.expect`."""
         self._check_claim(ticket, Facts())
@@ -155,8 +158,8 @@ class TargetHalf:
         starts = ticket.first_token, ticket.group_first_tokens
         work = TargetWork.of(ticket, into, part, starts, "leave", deadline_seconds, self._loop.time())
         work.roster = source
-        work.ticket = ticket
         work.together = self._has_siblings(together)
+        work.ticket, work.after = ticket, after
         if not self._joined(work, None, ticket.tokens):
             self._tasks.start(self._deliver(work), f"expect {work.key}")
 
@@ -260,6 +263,8 @@ class TargetHalf:
             sessions = await self._calls.connect(work.roster, legs)
             if work.together:
                 await self._siblings.reach()
+            await self._rank.moments.passed(work.after)
+            work.after = None
             if work.part.state.ended:
                 return
             work.phases["handshake"] = self._loop.time() - work.started
@@ -277,9 +282,11 @@ class TargetHalf:
         for leg, session in zip(legs, sessions, strict=True):
             check_descriptor(descriptor, session.spec)
             leg.plan = plan_of(leg, session, own, work, descriptor)
+            if self._rank.gpu is not None:
+                self._rank.gpu.prepare(native_plan(leg.plan))
             capabilities = session.pump.transport.capabilities()
             work.transport, work.transport_reason = capabilities.name, session.reason
-            work.path, work.path_reason = session.pump.transport.path(leg.plan)
+            work.path, work.path_reason = session.pump.transport.path(leg.plan, session.wire_name)
         work.phases["plan"] = self._loop.time() - began
 
     def _begin(self, work: TargetWork, legs: Sequence[LegWork]) -> None:
@@ -483,7 +490,11 @@ class TargetHalf:
             self._blocks.drain(work.key)
 
     def _install(self, work: TargetWork) -> None:
-        """The one switch. Host memory needs no fence: the READ completions are behind us."""
+        """The one switch.
+
+        It needs no fence: a READ completes when its bytes are in place, on a GPU when an event that follows them has
+        passed, so whatever is launched from now on, on any stream, sees them.
+        """
         began = self._loop.time()
         if work.uncovered == "zero" and work.descriptor is not None:
             caches = self._rank.caches

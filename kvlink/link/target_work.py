@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kvlink.layout import CacheSpec, GroupShare
     from kvlink.link.machine import Machine
     from kvlink.link.sessions import Session
+    from kvlink.relayout.gpu import Moment
     from kvlink.transports.base import Completion
     from kvlink.wire import Claim, Offer, Roster, Ticket
 
@@ -105,6 +106,7 @@ class TargetWork:
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     transport: str = ""
     transport_reason: str = ""
+    after: Moment | None = None
     path: str = ""
     path_reason: str = ""
 

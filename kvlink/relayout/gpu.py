@@ -62,10 +62,36 @@ class Gpu:
             GpuError: the driver does not take them.
         """
         for types in _kvlink.kernel_types(plan):
-            if not self.native.loaded(types):
-                image = kernel_cache.cubin(self.arch, *(types or ()))
-                with driver_errors():
-                    self.native.load(types, image)
+            self.load(types)
+
+    def load(self, types: tuple[str, str] | None) -> None:
+        """The kernels of one conversion (source, target), or with ``None`` of plain copies. Raises as `prepare`."""
+        if not self.native.loaded(types):
+            image = kernel_cache.cubin(self.arch, *(types or ()))
+            with driver_errors():
+                self.native.load(types, image)
+
+    def moment(self, event: object, stream: object, fd: int) -> Moment:
+        """The moment when what ``event`` recorded, and what is queued on ``stream``, is done; either may be ``None``.
+
+        Args:
+            event: an event that was recorded, of torch, CuPy, or its handle.
+            stream: a stream, likewise.
+            fd: an eventfd that is signalled then, and that outlives the moment.
+
+        Raises:
+            LayoutError: it is no event, or no stream.
+            GpuError: the driver's own word.
+        """
+        with driver_errors():
+            return Moment(
+                _kvlink.CudaMoment(
+                    self.native,
+                    None if event is None else event_handle(event),
+                    None if stream is None else stream_handle(stream),
+                    fd,
+                )
+            )
 
     def relayout(
         self,
@@ -107,6 +133,22 @@ class Gpu:
                 ready.launch(own, 0, plan.total_bytes)
             finally:
                 own.synchronize()
+
+
+class Moment:
+    """A moment of an engine's GPU work, as it was when this was made. Dropping it waits for it."""
+
+    def __init__(self, native: _kvlink.CudaMoment) -> None:
+        self._native = native
+
+    def passed(self) -> bool:
+        """Whether it has come.
+
+        Raises:
+            GpuError: the engine's work failed.
+        """
+        with driver_errors():
+            return self._native.passed()
 
 
 def ordinal_of(device: str) -> int:

@@ -176,8 +176,8 @@ class Transport(ABC):
     def capabilities(self) -> Capabilities:
         """What this transport is; constant over its life."""
 
-    def path(self, plan: CopyPlan) -> tuple[str, str]:
-        """How `read` would move a plan: one of the capabilities' paths, and why.
+    def path(self, plan: CopyPlan, peer: str) -> tuple[str, str]:
+        """How `read` would move a plan from a peer: one of the capabilities' paths, and why.
 
         Raises:
             UnsupportedError: by none of them.

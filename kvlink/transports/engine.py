@@ -86,7 +86,7 @@ class NativeTransport(Transport, Generic[AnyEngine]):
             raise TransportError(f"chunk_leaves {read.chunk_leaves} is not in 1..{MAX_CHUNK_LEAVES}", retryable=False)
         with as_transport_error("read", read.peer):
             plan = native_plan(read.plan)
-            packed = self.path(read.plan)[0] == PACKED
+            packed = self.path(read.plan, read.peer)[0] == PACKED
             return self._live().read(
                 read.peer, read.attempt, plan, read.integrity, read.chunk_leaves, read.max_rereads, packed
             )

@@ -58,12 +58,14 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
     Should UCX never end a get, neither the READ nor the CUT_OFF of its attempt comes: its blocks stay taken.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - settings, all by name
         self,
         *,
         ucx_origin: str = "auto",
         ucx_tls: str | None = None,
         path: str = AUTO,
+        gpu: _kvlink.CudaGpu | None = None,
+        staging_on_gpu: bool = False,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         peer_lost_seconds: float = PEER_LOST_SECONDS,
         cut_off_grace_seconds: float = CUT_OFF_GRACE_SECONDS,
@@ -74,6 +76,9 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
             ucx_origin: which UCX, see `kvlink.transports.ucx_library.choose`. One UCX serves a whole process.
             ucx_tls: transports UCX may use, in the form of its UCX_TLS; ``None`` leaves it to UCX and its environment.
             path: of our reads: ``direct``, ``packed``, or ``auto``, which is by each plan's runs.
+            gpu: where the regions lie; ``None`` for the host. Its kernels gather and scatter: all reads are packed, and
+                peers can read it so only. Those of plain copies, and of whatever `read` converts, are loaded already.
+            staging_on_gpu: slots are the GPU's memory, which needs a UCX that knows it; else pinned memory of the host.
             heartbeat_seconds: interval of heartbeats, which also renew leases.
             peer_lost_seconds: silence after which a peer is lost.
             cut_off_grace_seconds: how long outstanding gets of a read that was cut off may take to end by themselves,
@@ -86,6 +91,8 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
         if path not in PATH_CHOICES:
             raise TransportError(f"path is {path!r}; it is one of {', '.join(PATH_CHOICES)}", retryable=False)
         self._path = path
+        self._gpu = gpu
+        self._packing_peers: set[str] = set()
         self._library = choose(ucx_origin)
         try:
             engine = _kvlink.UcxEngine(
@@ -96,23 +103,29 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
                 cut_off_grace_seconds,
                 MAX_OUTSTANDING_GETS,
                 (RING_SLOTS, MAX_RINGS, STAGING_SLOTS),
+                gpu,
+                staging_on_gpu,
             )
         except RuntimeError as error:
             raise UnavailableError(str(error)) from error
         super().__init__(engine)
-        self._capabilities = _capabilities(self._engine, self._library)
+        self._capabilities = _capabilities(self._engine, self._library, gpu)
 
     def capabilities(self) -> Capabilities:
         """What this transport is; constant over its life. ``detail`` lists UCX's transports here."""
         return self._capabilities
 
-    def path(self, plan: CopyPlan) -> tuple[str, str]:
+    def path(self, plan: CopyPlan, peer: str) -> tuple[str, str]:
         """See `Transport.path`.
 
         Raises:
-            UnsupportedError: elements must be converted, and the path was set to ``direct``.
+            UnsupportedError: the path was set to ``direct``, and elements must be converted, or a GPU's kernels pack.
         """
-        if self._path == AUTO:
+        on_gpu = "our cache" if self._gpu is not None else "the peer's cache" if peer in self._packing_peers else ""
+        if on_gpu:
+            chosen: str | None = PACKED if self._path != DIRECT else None
+            reason = f"{on_gpu} is a GPU's: its kernels pack" + ("" if chosen else "; set the path to auto")
+        elif self._path == AUTO:
             chosen, reason = choose_path(plan, self._capabilities.paths)
         elif self._path == DIRECT and plan.converts:
             chosen, reason = None, "elements must be converted, and the path is set to direct; set it to auto"
@@ -132,9 +145,11 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
         super().register(region, address, length, backing)
 
     def export_key(self, region: int) -> RegionKey:
-        """See `Transport.export_key`."""
+        """See `Transport.export_key`. A GPU's has an address of 0 and no key: it is read by the packed path only."""
         with as_transport_error("export_key"):
             address, length, key = self._live().export_key(region)
+        if self._gpu is not None:
+            return RegionKey(region=region, address=0, length=length, key=b"")
         return RegionKey(region=region, address=address, length=length, key=_sealed(key))
 
     def connect(self, peer: str, address: bytes, channel: int | None, lanes: Sequence[int] = ()) -> int:
@@ -168,7 +183,11 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
             SchemaError: the key was damaged on the way.
             TransportError: the peer is not connected, or the key states impossible bounds.
         """
-        packed = _unsealed(key.key, f"key of region {key.region} of peer {peer}")
+        if key.key:
+            packed = _unsealed(key.key, f"key of region {key.region} of peer {peer}")
+        else:
+            packed = b""
+            self._packing_peers.add(peer)
         with as_transport_error("import_key", peer):
             self._live().import_key(peer, key.region, key.address, key.length, packed)
 
@@ -234,14 +253,15 @@ class UcxProbe:
 # --- conversions ----------------------------------------------------------------------------------------------------
 
 
-def _capabilities(engine: _kvlink.UcxEngine, library: UcxLibrary) -> Capabilities:
+def _capabilities(engine: _kvlink.UcxEngine, library: UcxLibrary, gpu: _kvlink.CudaGpu | None) -> Capabilities:
     path = Path(engine.ucx_path)
     return Capabilities(
         name="ucx",
-        paths=(DIRECT, PACKED),
+        paths=(DIRECT, PACKED) if gpu is None else (PACKED,),
         version=engine.ucx_version,
         origin=f"{library.kind}: {path.name if library.kind == 'wheel' else path}",
         rdma=supports_rdma(path) and has_devices(),
+        gpu=gpu is not None,
         detail=f"{', '.join(engine.transports())}; {library.kind} because {library.reason}",
     )
 

@@ -5,6 +5,7 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -488,7 +489,8 @@ using StagingBounds = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;
 
 void init_ucx(UcxEngine* self, const std::string& libucp, const std::optional<std::string>& tls,
               const LimitSeconds& seconds, std::size_t max_reads, double cut_off_grace_seconds,
-              std::uint32_t max_gets_per_read, const StagingBounds& staging) {
+              std::uint32_t max_gets_per_read, const StagingBounds& staging, std::shared_ptr<CudaGpu> gpu,
+              bool staging_on_gpu) {
   const auto [ring_slots, max_rings, staging_slots] = staging;
   if (ring_slots < 1 || max_rings < 1 || staging_slots < 1) throw std::invalid_argument("slots must be positive");
   UcxSettings settings{.limits = limits_of(seconds, max_reads),
@@ -498,7 +500,9 @@ void init_ucx(UcxEngine* self, const std::string& libucp, const std::optional<st
                        .max_gets_per_read = max_gets_per_read,
                        .ring_slots = ring_slots,
                        .max_rings = max_rings,
-                       .staging_slots = staging_slots};
+                       .staging_slots = staging_slots,
+                       .gpu = std::move(gpu),
+                       .staging_on_gpu = staging_on_gpu};
   nb::gil_scoped_release release;
   new (self) UcxEngine(std::move(settings));
 }
@@ -507,9 +511,10 @@ void bind_ucx(nb::module_& m) {
   using released = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<UcxEngine, Engine>(m, "UcxEngine", "Two UCX workers and their thread; see kvlink.transports.ucx.")
       .def("__init__", &init_ucx, "libucp"_a, "tls"_a.none(), "seconds"_a, "max_reads"_a, "cut_off_grace_seconds"_a,
-           "max_gets_per_read"_a, "staging"_a,
+           "max_gets_per_read"_a, "staging"_a, "gpu"_a = nb::none(), "staging_on_gpu"_a = false,
            (std::string(kLimitSeconds) +
-            "`staging` bounds the packed path: slots of one peer's ring, rings, slots that our own gets fill.\n\n"
+            "`staging` bounds the packed path: slots of one peer's ring, rings, slots that our own gets fill.\n"
+            "With `gpu` the regions lie there: only the packed path touches them, by kernels that the caller has loaded.\n\n"
             "Raises:\n    Unavailable: no UCX to load.\n    RuntimeError: UCX's own word.")
                .c_str())
       .def_prop_ro("ucx_version", [](const UcxEngine& engine) { return engine.context().api().version; })
