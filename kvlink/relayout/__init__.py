@@ -8,6 +8,7 @@ uncovered, `digest` defines the digest scheme, `reference` is the slow walk that
 from kvlink.relayout.digest import SCHEME, leaf_count, leaf_digests, root_digest
 from kvlink.relayout.fill import zero_uncovered
 from kvlink.relayout.gpu import Gpu
+from kvlink.relayout.gpu_memory import GpuMemory
 from kvlink.relayout.local import (
     NativePlan,
     Side,
@@ -22,6 +23,7 @@ from kvlink.relayout.local import (
 __all__ = [
     "SCHEME",
     "Gpu",
+    "GpuMemory",
     "NativePlan",
     "Side",
     "digest_leaves",
