@@ -329,6 +329,7 @@ class Driver:
         await self.source.sessions.close("the link is closing")
         await self._tasks.close()
         self.source.stop()
+        self.target.stop()
         self._listener.close()
         _close_all(self._rank.pumps)
         self._rank.moments.close()

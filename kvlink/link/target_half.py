@@ -201,6 +201,12 @@ class TargetHalf:
         else:
             work.machine.feed(protocol.Cancel(failure))
 
+    def stop(self) -> None:
+        """No more timers: sources that have not acknowledged learn the rest from the peer's end."""
+        for work in self._works.values():
+            if work.machine is not None:
+                work.machine.stop()
+
     # --- before the machine runs ----------------------------------------------------------------------------------
 
     def _check_claim(self, claim: Claim, facts: Facts) -> None:
