@@ -56,11 +56,18 @@ class StandIn:
     def __init__(self) -> None:
         self.library = library()
         self._c = ctypes.CDLL(self.library)
-        self._c.fakecuda_fail.restype = ctypes.c_long
+        self._c.fakecuda_called.restype = ctypes.c_char_p
 
-    def fail(self, nth: int, status: int = OUT_OF_MEMORY) -> int:
-        """The ``nth`` call of the driver from now on fails; returns how many there were since the last time."""
-        return self._c.fakecuda_fail(ctypes.c_long(nth), status)
+    def fail(self, nth: int, status: int = OUT_OF_MEMORY) -> None:
+        """The ``nth`` call of the driver from now on fails (0: none); counting begins anew."""
+        self._c.fakecuda_fail(ctypes.c_long(nth), status)
+
+    def called(self) -> list[str]:
+        """Entries of the driver called since `fail`, in order."""
+        names: list[str] = []
+        while (name := self._c.fakecuda_called(ctypes.c_long(len(names) + 1))) is not None:
+            names.append(name.decode())
+        return names
 
     def skip(self, entry: str, nth: int = 0) -> None:
         """The ``nth`` call of ``entry`` (all, for 0) does nothing and claims that it did."""

@@ -36,6 +36,7 @@ const char* text(FailReason reason) {
     case FailReason::unknown: return "the source does not know this attempt";
     case FailReason::lapsed: return "the source's lease lapsed";
     case FailReason::withdrawn: return "the source withdrew the attempt";
+    case FailReason::not_packed: return "the source could not pack the bytes";
   }
   return "the source gave an unknown reason";
 }

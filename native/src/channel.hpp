@@ -13,7 +13,7 @@ namespace kvlink {
 using AttemptId = std::uint64_t;
 
 // Why a source cannot serve an attempt (any more).
-enum class FailReason : std::uint32_t { unknown = 1, lapsed = 2, withdrawn = 3 };
+enum class FailReason : std::uint32_t { unknown = 1, lapsed = 2, withdrawn = 3, not_packed = 4 };
 const char* text(FailReason reason);
 
 // The peer sent what no correct peer sends: it is lost, with this detail.

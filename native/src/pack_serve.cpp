@@ -35,7 +35,13 @@ bool PackServing::step(Channel& channel) {
   bool ran = false;
   for (const auto& work : works_) {
     if (work->reason) continue;
-    const auto step = advance(*work);
+    PackJob::Step step;
+    try {
+      step = advance(*work);
+    } catch (const std::exception&) {  // of this attempt only: a device that is lost fails the others in their turn
+      end(*work, static_cast<std::uint32_t>(FailReason::not_packed));
+      step = PackJob::Step::done;
+    }
     ran = step != PackJob::Step::waiting;
     if (ran) break;
   }

@@ -51,10 +51,15 @@ struct Faults {
   std::string skipped;
   long skip_nth = 0;
   std::map<std::string, long> seen;
+  std::vector<const char*> entries;  // called since the last fakecuda_fail
 } faults;
 
 // Counts a call. True: it is this call's turn to fail, or the context is lost.
-bool fails(int* status) {
+bool fails(const char* name, int* status) {
+  {
+    const std::lock_guard lock(mutex);
+    faults.entries.push_back(name);
+  }
   if (++faults.calls == faults.fail_at) {
     *status = faults.fail_with;
     return true;
@@ -71,11 +76,11 @@ bool skipped(const char* name) {
 
 // What begins every entry. Calls that give back do so all the same when they fail, as the real ones may.
 #define ENTER()                                  \
-  if (int status; fails(&status)) return status; \
+  if (int status; fails(__func__, &status)) return status; \
   if (skipped(__func__)) return kSuccess
 #define ENTER_AND_GIVE_BACK() \
   int status = kSuccess;      \
-  static_cast<void>(fails(&status))
+  static_cast<void>(fails(__func__, &status))
 #define NEEDS_CONTEXT() \
   if (current.empty()) return kInvalidContext
 
@@ -105,12 +110,20 @@ using namespace fakecuda;
 
 EXPORT const int fakecuda_is_no_driver = 1;
 
-// The nth call from now on, of any entry, answers `status`; 0 for none. Returns the calls since the last time.
-EXPORT long fakecuda_fail(long nth, int status) {
-  const long calls = faults.calls.exchange(0);
+// The nth call from now on, of any entry, answers `status`; 0 for none. Counting begins anew.
+EXPORT void fakecuda_fail(long nth, int status) {
+  const std::lock_guard lock(mutex);
+  faults.entries.clear();
+  faults.calls = 0;
   faults.fail_with = status;
   faults.fail_at = nth;
-  return calls;
+}
+
+// The entry of the nth call since; null: there were fewer.
+EXPORT const char* fakecuda_called(long nth) {
+  const std::lock_guard lock(mutex);
+  const auto index = static_cast<std::size_t>(nth) - 1;
+  return index < faults.entries.size() ? faults.entries[index] : nullptr;
 }
 
 // The nth call of `entry` from now on (every one, for 0) does nothing and answers that all is well.
