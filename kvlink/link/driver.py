@@ -223,7 +223,7 @@ class Driver:
         self._track(part, "target")
         self._room.used_by(part)
 
-    def expect(
+    def expect(  # noqa: PLR0913 - what a request can say of itself
         self,
         ticket: Ticket,
         source: Roster,

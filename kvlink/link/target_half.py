@@ -140,7 +140,7 @@ class TargetHalf:
         if not self._joined(work, descriptor_digest(descriptor), offer.tokens):
             self._tasks.start(self._prepare(work), f"fetch {work.key}")
 
-    def expect(
+    def expect(  # noqa: PLR0913 - the verb's own arguments
         self,
         ticket: Ticket,
         source: Roster,
