@@ -91,7 +91,7 @@ class SharedTransport(NativeTransport[_kvlink.SharedEngine]):
             detail=f"boot {self._address.boot}, network namespace {self._address.namespace}",
         )
 
-    def path(self, plan: CopyPlan) -> tuple[str, str]:
+    def path(self, plan: CopyPlan, peer: str) -> tuple[str, str]:
         """See `Transport.path`. Which it was is in the read's completion: it depends on the peer's memory, too."""
         return "mapped", "by the ring where memory of the source's cannot be mapped"
 
