@@ -77,6 +77,21 @@ async def test_requests_whose_target_is_killed_are_done_by_its_successor(flow):
     assert report["requests"]["retried"] > 0
 
 
+@pytest.mark.parametrize(
+    ("topology", "engines"), [("many-to-one:3", (3, 1)), ("one-to-many:3", (1, 3)), ("pairwise:2", (2, 2))]
+)
+async def test_several_engines_on_a_side_read_and_are_read_at_once(topology, engines):
+    report = await finished(
+        *SMALL[:-4], "--json", "-", "--requests", "6", "--concurrency", "3", "--topology", topology, "--target-tp", "4",
+        "--transport", "stream",
+    )  # fmt: skip
+    assert report["verified"] is True
+    assert report["requests"] == {"completed": 6, "failed": 0, "retried": 0}
+    assert (report["case"]["source_engines"], report["case"]["target_engines"]) == engines
+    spread = report["between_engines_gb_s"]
+    assert 0 < spread["min"] <= spread["median"] <= spread["max"]
+
+
 async def test_a_trace_in_many_processes_with_stages_and_requests_in_flight(tmp_path):
     trace = tmp_path / "trace.jsonl"
     trace.write_text("".join(json.dumps({"input_length": n}) + "\n" for n in (70, 1, 64, 333, 5, 128)))

@@ -63,7 +63,7 @@ async def bench(*faults, integrity=True, flow="fetch", target_worker=LocalWorker
             stack.push_async_callback(half.aclose)
         source = Engine(case, "source", [LocalWorker(halves[0])])
         target = Engine(case, "target", [target_worker(halves[1])])
-        report = await Conductor(case, source, target, watcher).run()
+        report = await Conductor(case, [source], [target], watcher).run()
         assert source.pool.free == source.pool.num_blocks
         assert target.pool.free == target.pool.num_blocks
         assert halves[0].verified is halves[1].verified is report.verified

@@ -23,7 +23,7 @@ KEYS = {
         "model", "layers", "kv_heads", "head_dim",
         "tokens", "dtype", "source", "target", "flow", "transport", "transport_reason", "path", "path_reason",
         "ucx_tls", "device", "requests", "concurrency", "integrity", "fault",
-        "kill_target_every",
+        "kill_target_every", "source_engines", "target_engines",
     ],
     "bytes_per_request": None,
     "runs": ["count", "bytes"],
@@ -36,6 +36,7 @@ KEYS = {
     "limit": ["name", "gb_s", "how"],
     "fraction_of_limit": None,
     "cold": ["open_seconds", "latency_seconds", "throughput_gb_s"],
+    "between_engines_gb_s": None,
 }  # fmt: skip
 """DESIGN's section on contracts; beyond it ``cold``, and what of the model's geometry flags may have changed."""
 

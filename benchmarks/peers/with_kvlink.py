@@ -31,7 +31,7 @@ class KVLink(Contender):
         self._rosters: dict[str, kvlink.Roster] = {}
         self._parts: dict[int, kvlink.Part] = {}
         if case.settings["memory"] == "kvlink":
-            self._caches = kvlink.Caches.standard(self._spec(layers))
+            self._caches = kvlink.Caches.standard(self._spec(layers), shareable=True)
             self.planes = [region.array for region in self._caches.regions]
         else:
             super().__init__(case)

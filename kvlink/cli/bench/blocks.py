@@ -74,12 +74,13 @@ def check_memory(case: Case, sides: Sequence[SideName]) -> None:
     """
     needed = _MEMORY_HEADROOM_BYTES
     for name in sides:
-        needed += pool_blocks(case, name) * case.side(name).block_size * case.side_token_bytes(name)
+        pool = pool_blocks(case, name) * case.side(name).block_size * case.side_token_bytes(name)
+        needed += pool * case.engines_of(name)
     available = available_memory_bytes()
     if available is not None and needed > available:
         msg = (
             f"this bench needs {needed / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are available: "
-            "lower --tokens, --layers or --concurrency"
+            "lower --tokens, --layers, --concurrency or --topology"
         )
         raise UnavailableError(msg)
 

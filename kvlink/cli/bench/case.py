@@ -17,6 +17,8 @@ SideName = Literal["source", "target"]
 
 ROUND_BYTES: Final = 2 * 1024**3
 """KV of one round, when requests run concurrently: what bounds the pools."""
+MAX_ENGINES: Final = 64
+"""Of a side; each has a process and a pool."""
 ROUND_DEPTH: Final = 4
 """Requests of a round for each one in flight: enough that a round's ends do not count."""
 
@@ -58,7 +60,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """One bench, complete: both halves need nothing else.
 
     ``prompts`` are token counts, warm-up first. ``tries`` are those of a request, the first included. Of every
-    ``kill_target_every`` requests one has the target's processes killed under it.
+    ``kill_target_every`` requests one has the target's processes killed under it. Request i goes from source engine
+    ``i % source_engines`` to target engine ``i % target_engines``.
     """
 
     geometry: Geometry
@@ -78,6 +81,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     tries: int = 1
     fault: FaultRates | None = None
     kill_target_every: int | None = None
+    source_engines: int = 1
+    target_engines: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run, by the name of its flag.
@@ -100,6 +105,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             if self.transport == "loopback" or self.concurrency > 1:
                 msg = "--kill-target-every kills processes, one request at a time: drop --concurrency and loopback"
                 raise ConfigError(msg)
+        self._check_topology()
         _within("--lanes", self.stream_lanes, 1, limits.MAX_LANES)
         _within("--concurrency", self.concurrency, 1, limits.MAX_ACTIVE_READS)
         _within("--layers", self.geometry.layers, 1, limits.MAX_LAYERS)
@@ -113,6 +119,23 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             if side.blocks_for(max(self.prompts)) > limits.MAX_BLOCKS_PER_REQUEST:
                 msg = f"--{name}-block-size {side.block_size} cuts the longest prompt into too many blocks"
                 raise ConfigError(msg)
+
+    def _check_topology(self) -> None:
+        if self.engines == 1:
+            return
+        _within("--topology", self.engines, 1, MAX_ENGINES)
+        if self.flow != "fetch" or self.transport == "loopback" or self.kill_target_every is not None:
+            msg = "--topology runs fetches between processes: drop --flow push, --transport loopback and kills"
+            raise ConfigError(msg)
+
+    @property
+    def engines(self) -> int:
+        """Engines of the side that has more: pairs that requests are dealt to in turn."""
+        return max(self.source_engines, self.target_engines)
+
+    def engines_of(self, name: SideName) -> int:
+        """Engines of one side."""
+        return self.source_engines if name == "source" else self.target_engines
 
     def side(self, name: SideName) -> Side:
         """The side called ``name``."""

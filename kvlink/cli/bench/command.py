@@ -6,7 +6,7 @@ import asyncio
 import os
 import secrets
 import signal
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -86,9 +86,18 @@ async def _conduct(options: Options) -> Report:
             workers = await _distant_workers(options, options.connect, stack)
         else:
             workers = await _child_workers(options, stack, environment)
-        source, target = (Engine(case, name, workers[name]) for name in ("source", "target"))
-        kill = None if case.kill_target_every is None else partial(_kill_and_spawn, target, stack, environment)
-        return await Conductor(case, source, target, screen, kill).run()
+        sources, targets = (_engines(case, name, workers[name]) for name in ("source", "target"))
+        kill = None if case.kill_target_every is None else partial(_kill_and_spawn, targets[0], stack, environment)
+        return await Conductor(case, sources, targets, screen, kill).run()
+
+
+def _engines(case: Case, name: SideName, workers: Sequence[Worker]) -> list[Engine]:
+    """Deal a side's workers to its engines, which have equally many."""
+    each = len(workers) // case.engines_of(name)
+    return [
+        Engine(case, name, workers[number * each : (number + 1) * each], number)
+        for number in range(case.engines_of(name))
+    ]
 
 
 _Workers = dict[SideName, list[Worker]]
@@ -129,10 +138,10 @@ async def _kill_and_spawn(engine: Engine, stack: AsyncExitStack, environment: Ma
 
 
 async def _child_workers(options: Options, stack: AsyncExitStack, environment: Mapping[str, str]) -> _Workers:
-    """Each half in a child of its own, or each rank."""
+    """Each engine in a child of its own, or each rank."""
     workers: _Workers = {"source": [], "target": []}
     for side, own in workers.items():
-        for index in range(_count(options, side)):
+        for index in range(_count(options, side) * options.case.engines_of(side)):
             child = await ChildWorker.spawn(f"{side} process {index}", LOOPBACK_HOST, environment)
             stack.push_async_callback(child.aclose)
             own.append(child)

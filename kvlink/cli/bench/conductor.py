@@ -51,15 +51,16 @@ class Screen(Protocol):
 
 
 class Engine:
-    """One side: its workers, and the block pool that all its ranks share."""
+    """One engine of a side: its workers, and the block pool that all its ranks share. ``number`` tells it apart."""
 
-    def __init__(self, case: Case, name: SideName, workers: Sequence[Worker]) -> None:
+    def __init__(self, case: Case, name: SideName, workers: Sequence[Worker], number: int = 0) -> None:
         self.name = name
+        self.number = number
         self.incarnation = secrets.token_hex(8)
-        self.pool = BlockPool(pool_blocks(case, name), case.seed)
+        self.pool = BlockPool(pool_blocks(case, name), case.seed + number)
         self.workers = tuple(workers)
         self.ranks_of = _deal(case.side(name).ranks, len(workers))
-        self.specs = side_specs(case, name, self.pool.num_blocks, self.incarnation)
+        self.specs = side_specs(case, name, self.pool.num_blocks, self.incarnation, number)
 
     async def ask(self, command: m.AnyCommand, reply: type[m.ReplyT]) -> list[m.ReplyT]:
         """Have every worker do ``command`` at once; the first error ends the wait for all."""
@@ -70,7 +71,8 @@ class Engine:
         return await together(
             worker.call(
                 m.Open(
-                    case=case, side=self.name, ranks=ranks, num_blocks=num_blocks, incarnation=self.incarnation
+                    case=case, side=self.name, ranks=ranks, num_blocks=num_blocks, incarnation=self.incarnation,
+                    engine=self.number,
                 ),
                 m.Opened,
             )
@@ -79,12 +81,14 @@ class Engine:
 
 
 class _Request:
-    """One request under way: its blocks on both sides."""
+    """One request under way: its two engines, and its blocks on both."""
 
-    def __init__(self, index: int, source_blocks: tuple[int, ...], target_blocks: tuple[int, ...]) -> None:
+    def __init__(self, index: int, tokens: int, case: Case, source: Engine, target: Engine) -> None:
         self.index = index
-        self.source_blocks = source_blocks
-        self.target_blocks = target_blocks
+        self.source = source
+        self.target = target
+        self.source_blocks = source.pool.take(case.source.blocks_for(tokens))
+        self.target_blocks = target.pool.take(case.target.blocks_for(tokens))
         self.transfer: Transfer | None = None
         self.verified = False
         self.life = 0
@@ -98,15 +102,21 @@ class Conductor:
     """Runs one case, once."""
 
     def __init__(
-        self, case: Case, source: Engine, target: Engine, screen: Screen, kill_target: KillAndSpawn | None = None
+        self,
+        case: Case,
+        sources: Sequence[Engine],
+        targets: Sequence[Engine],
+        screen: Screen,
+        kill_target: KillAndSpawn | None = None,
     ) -> None:
         self._kill_target = kill_target
-        self._source_cards: tuple[bytes, ...] = ()
+        self._source_cards: list[tuple[bytes, ...]] = []
         self._case = case
-        self._source = source
-        self._target = target
+        self._sources = sources
+        self._targets = targets
+        self._engines = (*sources, *targets)
         self._screen = screen
-        self._wiring = Wiring(source.specs, target.specs)
+        self._wiring = Wiring(sources[0].specs, targets[0].specs)
         self._slots = asyncio.Semaphore(case.concurrency)
         self._policy = RetryPolicy(max_tries=case.tries)
         self._chance = random.Random(case.seed)  # noqa: S311 - spreads retries; keeps no secret
@@ -125,34 +135,51 @@ class Conductor:
             await self._round(batch)
             finished += len(batch.requests)
         self._screen.stage("checking what must be untouched", finished)
-        self._note(await self._target.ask(m.Sweep(), m.Checked))
+        for target in self._targets:
+            self._note(await target.ask(m.Sweep(), m.Checked))
         report = make_report(self._case, self.tally, opened, self._runs(), LIMITS[self._case.transport])
-        for engine in (self._target, self._source):
+        for engine in reversed(self._engines):
             await engine.ask(m.Close(verified=self.tally.sound), m.Done)
         return report
 
     async def _open(self) -> m.Opened:
         self._screen.stage("opening", 0)
-        engines = (self._source, self._target)
-        num_blocks = {engine.name: engine.pool.num_blocks for engine in engines}
-        source, target = await together(engine.open(self._case, num_blocks) for engine in engines)
-        self.tally.open_seconds = max(opened.seconds for opened in (*source, *target))
-        self._source_cards = _cards(source)
-        meet = m.Meet(source=self._source_cards, target=_cards(target))
-        await together([self._source.ask(meet, m.Done), self._target.ask(meet, m.Done)])
+        num_blocks = self._num_blocks()
+        opened = await together(engine.open(self._case, num_blocks) for engine in self._engines)
+        self.tally.open_seconds = max(worker.seconds for workers in opened for worker in workers)
+        cards = [_cards(workers) for workers in opened]
+        self._source_cards, target_cards = cards[: len(self._sources)], cards[len(self._sources) :]
+        await together(
+            source.ask(m.Meet(source=own, target=target_cards[number % len(target_cards)]), m.Done)
+            for number, (source, own) in enumerate(zip(self._sources, self._source_cards, strict=True))
+        )
+        await together(
+            self._meet_sources(target, own) for target, own in zip(self._targets, target_cards, strict=True)
+        )  # fmt: skip
         if self._case.limit_check:
-            addresses = await self._source.ask(m.ProbeAddresses(), m.Addresses)
+            addresses = await self._sources[0].ask(m.ProbeAddresses(), m.Addresses)
             flat = tuple(address for worker in addresses for address in worker.addresses)
-            await self._target.ask(m.ProbeConnect(source=flat), m.Done)
-        return target[0]
+            await self._targets[0].ask(m.ProbeConnect(source=flat), m.Done)
+        return opened[-1][0]
+
+    async def _meet_sources(self, target: Engine, own: tuple[bytes, ...]) -> None:
+        """Tell a target of all sources. It reads one, its number's, unless it is the only target."""
+        first, *more = self._source_cards if len(self._targets) == 1 else [self._source_of(target.number)]
+        await target.ask(m.Meet(source=first, target=own, more_sources=tuple(more)), m.Done)
+
+    def _source_of(self, index: int) -> tuple[bytes, ...]:
+        return self._source_cards[index % len(self._source_cards)]
+
+    def _num_blocks(self) -> dict[SideName, int]:
+        return {engine.name: engine.pool.num_blocks for engine in (self._sources[0], self._targets[0])}
 
     # --- one round --------------------------------------------------------------------------------------------------
 
     async def _round(self, batch: Round) -> None:
         requests = [self._take_blocks(index) for index in batch.requests]
         for request in requests:
-            source = self._source.ask(m.Prepare(request=request.index, blocks=request.source_blocks), m.Checked)
-            target = self._target.ask(m.Prepare(request=request.index, blocks=request.target_blocks), m.Checked)
+            source = request.source.ask(m.Prepare(request=request.index, blocks=request.source_blocks), m.Checked)
+            target = request.target.ask(m.Prepare(request=request.index, blocks=request.target_blocks), m.Checked)
             _, checked = await together([source, target])
             self._note(checked)
         raw_first = requests[0].index % 2 == 0
@@ -163,38 +190,38 @@ class Conductor:
         if self._case.limit_check and not raw_first:
             raw = await self._raw(requests[0])
         for request in requests:
-            self._source.pool.give_back(request.source_blocks)
-            self._target.pool.give_back(request.target_blocks)
+            request.source.pool.give_back(request.source_blocks)
+            request.target.pool.give_back(request.target_blocks)
         self._record(batch, requests, window, raw)
 
     def _take_blocks(self, index: int) -> _Request:
-        tokens = self._case.prompts[index]
-        source = self._source.pool.take(self._case.source.blocks_for(tokens))
-        return _Request(index, source, self._target.pool.take(self._case.target.blocks_for(tokens)))
+        source, target = self._sources[index % len(self._sources)], self._targets[index % len(self._targets)]
+        return _Request(index, self._case.prompts[index], self._case, source, target)
 
     async def _raw(self, request: _Request) -> float:
         """Seconds of a raw move of the request's bytes into its own blocks, which hold the canary again afterwards."""
         probe = m.Probe(request=request.index, source_blocks=request.source_blocks, target_blocks=request.target_blocks)
-        probed = await self._target.ask(probe, m.Probed)
-        await self._target.ask(m.Wipe(request=request.index, blocks=request.target_blocks), m.Done)
+        probed = await request.target.ask(probe, m.Probed)
+        await request.target.ask(m.Wipe(request=request.index, blocks=request.target_blocks), m.Done)
         return max(worker.seconds for worker in probed)
 
     async def _window(self, requests: Sequence[_Request]) -> Window | None:
         """Move all requests, at most ``concurrency`` at a time; ``None`` if none of them came through."""
-        await together([self._source.ask(m.Begin(), m.Done), self._target.ask(m.Begin(), m.Done)])
+        await together(engine.ask(m.Begin(), m.Done) for engine in self._engines)
         for request in requests:
             provide = m.Provide(request=request.index, blocks=request.source_blocks)
-            await self._source.ask(provide, m.Done)
+            await request.source.ask(provide, m.Done)
         await together(self._move(request) for request in requests)
-        await together(self._source.ask(m.Settle(request=request.index), m.Settled) for request in requests)
-        source, target = await together([self._source.ask(m.End(), m.Spent), self._target.ask(m.End(), m.Spent)])
+        await together(request.source.ask(m.Settle(request=request.index), m.Settled) for request in requests)
+        source = await together(engine.ask(m.End(), m.Spent) for engine in self._sources)
+        target = await together(engine.ask(m.End(), m.Spent) for engine in self._targets)
         transfers = tuple(request.transfer for request in requests if request.transfer is not None)
         if not transfers:
             return None
         return Window(
             transfers=transfers,
-            source_cpu_seconds=sum(spent.cpu_seconds for spent in source),
-            target_cpu_seconds=sum(spent.cpu_seconds for spent in target),
+            source_cpu_seconds=sum(spent.cpu_seconds for workers in source for spent in workers),
+            target_cpu_seconds=sum(spent.cpu_seconds for workers in target for spent in workers),
         )
 
     async def _move(self, request: _Request) -> None:
@@ -207,7 +234,7 @@ class Conductor:
                 error = next((info_to_error(worker.error) for worker in moved if worker.error is not None), None)
                 if error is not None:
                     pause = self._pause(error, tries)
-                    await self._source.ask(m.Abandon(request=request.index, why="the target failed"), m.Done)
+                    await request.source.ask(m.Abandon(request=request.index, why="the target failed"), m.Done)
                     if pause is None:
                         self._fault(f"request {request.index} failed: {error}")
                         return
@@ -227,28 +254,29 @@ class Conductor:
             source_blocks=request.source_blocks,
             target_blocks=request.target_blocks,
             life=request.life,
+            engine=request.source.number if len(self._targets) == 1 else 0,
         )
         every = self._case.kill_target_every
         if self._kill_target is None or every is None or request.life or (request.index + 1) % every:
-            return await self._target.ask(command, m.Moved)
+            return await request.target.ask(command, m.Moved)
         return await self._try_and_die(request, command, self._kill_target)
 
     async def _try_and_die(self, request: _Request, command: m.Move, kill: KillAndSpawn) -> list[m.Moved]:
         """Kill the target's processes at some moment of the move; one that is done before gets away."""
         usual = median(transfer.span.seconds for transfer in self.tally.transfers) or USUAL_SECONDS
         start = time.monotonic()
-        moving = asyncio.create_task(self._target.ask(command, m.Moved))
+        moving = asyncio.create_task(request.target.ask(command, m.Moved))
         await asyncio.wait({moving}, timeout=usual * self._chance.random())
         if moving.done():
             return await moving
         workers = await kill()
         await asyncio.gather(moving, return_exceptions=True)
         request.life += 1
-        self._target.workers, self._target.incarnation = tuple(workers), secrets.token_hex(8)
-        num_blocks = {engine.name: engine.pool.num_blocks for engine in (self._source, self._target)}
-        opened = await self._target.open(self._case, num_blocks)
-        meet = m.Meet(source=self._source_cards, target=_cards(opened))
-        await together([self._source.ask(meet, m.Done), self._target.ask(meet, m.Done)])
+        target, source = request.target, request.source
+        target.workers, target.incarnation = tuple(workers), secrets.token_hex(8)
+        opened = await target.open(self._case, self._num_blocks())
+        meet = m.Meet(source=self._source_cards[0], target=_cards(opened))
+        await together([source.ask(meet, m.Done), target.ask(meet, m.Done)])
         lost = error_to_info(PeerLostError("the target was killed, as asked for"))
         dead = m.Moved(start_seconds=start, end_seconds=time.monotonic(), ranks=(), error=lost)
         return [dead] * len(workers)
@@ -257,7 +285,7 @@ class Conductor:
         """Before the next try, or ``None`` if there is none: the source stays the same."""
         if again(error) is not Again.HERE:
             return None
-        elapsed, count = Span.over(tries).seconds, len(tries) // len(self._target.workers)
+        elapsed, count = Span.over(tries).seconds, len(tries) // len(self._targets[0].workers)
         return self._policy.pause(error, tries=count, elapsed_seconds=elapsed, draw=self._chance.random())
 
     async def _start_over(self, request: _Request) -> None:
@@ -266,19 +294,19 @@ class Conductor:
         Every part has ended, so every try is cut off: its blocks go back, and fresh ones are taken.
         """
         self.tally.retried += 1
-        await self._source.ask(m.Settle(request=request.index), m.Settled)
-        await self._target.ask(m.Wipe(request=request.index, blocks=request.target_blocks), m.Done)
-        self._target.pool.give_back(request.target_blocks)
-        request.target_blocks = self._target.pool.take(len(request.target_blocks))
+        await request.source.ask(m.Settle(request=request.index), m.Settled)
+        await request.target.ask(m.Wipe(request=request.index, blocks=request.target_blocks), m.Done)
+        request.target.pool.give_back(request.target_blocks)
+        request.target_blocks = request.target.pool.take(len(request.target_blocks))
         provide = m.Provide(request=request.index, blocks=request.source_blocks, life=request.life)
-        await self._source.ask(provide, m.Done)
+        await request.source.ask(provide, m.Done)
 
     async def _finish(self, request: _Request) -> None:
         """Compare every byte of what was installed, then give the blocks back to the canary."""
         if request.transfer is not None:
             verify = m.Verify(request=request.index, blocks=request.target_blocks)
-            request.verified = self._note(await self._target.ask(verify, m.Checked))
-        await self._target.ask(m.Wipe(request=request.index, blocks=request.target_blocks), m.Done)
+            request.verified = self._note(await request.target.ask(verify, m.Checked))
+        await request.target.ask(m.Wipe(request=request.index, blocks=request.target_blocks), m.Done)
 
     # --- the tally --------------------------------------------------------------------------------------------------
 

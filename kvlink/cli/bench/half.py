@@ -67,6 +67,8 @@ class _Opened:
     secret: bytes | None
     prober: Prober | None = None
     rosters: dict[SideName, kvlink.Roster] = field(default_factory=dict)
+    more_sources: list[kvlink.Roster] = field(default_factory=list)
+    engines: dict[int, int] = field(default_factory=dict)
     parts: dict[int, list[kvlink.Part]] = field(default_factory=dict)
     lives: dict[int, int] = field(default_factory=dict)
 
@@ -127,7 +129,12 @@ class Half:
 
     async def _open(self, command: m.Open) -> m.Opened:
         case, blocks = command.case, command.num_blocks
-        wiring = Wiring(*(side_specs(case, side, blocks[side], command.incarnation) for side in ("source", "target")))
+        wiring = Wiring(
+            *(
+                side_specs(case, side, blocks[side], command.incarnation, command.engine)
+                for side in ("source", "target")
+            )
+        )
         specs = wiring.sources if command.side == "source" else wiring.targets
         config = self._config(command.case)
         canary = SOURCE_CANARY if command.side == "source" else TARGET_CANARY
@@ -174,6 +181,7 @@ class Half:
         opened = self._opened
         opened.rosters["source"] = kvlink.Roster.of(command.source)
         opened.rosters["target"] = kvlink.Roster.of(command.target)
+        opened.more_sources = [kvlink.Roster.of(cards) for cards in command.more_sources]
         for rank in opened.ranks:
             rank.link.set_siblings(opened.rosters[opened.side])
         return m.Done()
@@ -253,6 +261,7 @@ class Half:
     async def _move(self, command: m.Move) -> m.Moved:
         opened = self._opened
         opened.lives[command.request] = command.life
+        opened.engines[command.request] = command.engine
         start_on = self._fetching(command) if opened.case.flow == "fetch" else self._expecting(command)
         start = time.monotonic()
         parts = opened.parts[command.request] = [start_on(rank.link) for rank in opened.ranks]
@@ -316,15 +325,22 @@ class Half:
 
     def _key(self, request: int) -> str:
         """Named by whoever makes the claim: the source in fetch, the target in push."""
-        claimant: SideName = "source" if self._opened.case.flow == "fetch" else "target"
-        life = self._opened.lives.get(request, 0)
-        return request_key(self._opened.rosters[claimant].incarnation, f"bench-{request}" + f".{life}" * (life > 0))
+        opened = self._opened
+        roster = self._source_roster(request) if opened.case.flow == "fetch" else opened.rosters["target"]
+        life = opened.lives.get(request, 0)
+        return request_key(roster.incarnation, f"bench-{request}" + f".{life}" * (life > 0))
+
+    def _source_roster(self, request: int) -> kvlink.Roster:
+        """Of the engine that the request is read from."""
+        opened = self._opened
+        engine = opened.engines.get(request, 0)
+        return opened.more_sources[engine - 1] if engine else opened.rosters["source"]
 
     def _offer(self, request: int, blocks: m.Blocks) -> kvlink.Offer:
         opened = self._opened
         offer = kvlink.Offer(
             key=self._key(request),
-            roster=opened.rosters["source"],
+            roster=self._source_roster(request),
             blocks=(blocks,),
             tokens=opened.case.prompts[request],
             ttl_seconds=CLAIM_SECONDS,

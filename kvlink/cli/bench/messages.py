@@ -26,7 +26,9 @@ class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Open(Command, frozen=True):
-    """Allocate the pools and open the links of ``ranks``, positions in the side's rank order. Answer: `Opened`.
+    """Allocate the pools and open the links of ``ranks`` of one engine of a side. Answer: `Opened`.
+
+    ``ranks`` are positions in the side's rank order.
 
     ``num_blocks`` are both sides', since a raw move is planned without the links.
     """
@@ -36,13 +38,18 @@ class Open(Command, frozen=True):
     ranks: tuple[int, ...]
     num_blocks: dict[SideName, int]
     incarnation: str
+    engine: int = 0
 
 
 class Meet(Command, frozen=True):
-    """The cards of all ranks of both sides, in rank order. Answer: `Done`."""
+    """The cards of all ranks of both sides, in rank order. Answer: `Done`.
+
+    ``more_sources``: those of the other source engines that a target reads.
+    """
 
     source: tuple[Card, ...]
     target: tuple[Card, ...]
+    more_sources: tuple[tuple[Card, ...], ...] = ()
 
 
 class Prepare(Command, frozen=True):
@@ -79,12 +86,16 @@ class Settle(Command, frozen=True):
 
 
 class Move(Command, frozen=True):
-    """Target: fetch, or expect; until installed on every rank of this worker. Answer: `Moved`."""
+    """Target: fetch, or expect; until installed on every rank of this worker. Answer: `Moved`.
+
+    ``engine``: of the source engines that this target knows, the one to read.
+    """
 
     request: int
     source_blocks: Blocks
     target_blocks: Blocks
     life: int = 0
+    engine: int = 0
 
 
 class Abandon(Command, frozen=True):

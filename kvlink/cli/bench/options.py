@@ -17,6 +17,7 @@ from kvlink.errors import ConfigError
 from kvlink.layout import STANDARD_LAYOUTS, DType
 
 MAX_TRACE_LINE_BYTES: Final = 1024 * 1024
+TOPOLOGIES: Final = ("pairwise", "many-to-one", "one-to-many")
 MAX_REQUESTS: Final = 100_000
 """Of ``--requests``, and of ``--warmup``: minutes of the smallest prompts, and a list that takes a megabyte."""
 
@@ -99,6 +100,12 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--lanes", type=int, default=limits.STREAM_LANES, metavar="N", help="stream's sockets a pair (%(default)s)"
     )
+    group.add_argument(
+        "--topology",
+        metavar="NAME:N",
+        default="pairwise:1",
+        help="engines in processes of their own: pairwise:N, many-to-one:N or one-to-many:N (%(default)s)",
+    )
     group.add_argument("--process-per-rank", action="store_true", help="every rank in its own process")
     group.add_argument(
         "--limit-check", action=argparse.BooleanOptionalAction, default=True, help="pair each transfer with a raw one"
@@ -149,17 +156,25 @@ def parse(arguments: argparse.Namespace) -> Options:
         msg = "--kill-target-every kills processes of this machine: drop --serve and --connect"
         raise ConfigError(msg)
     prompts = _prompts(arguments)
+    source_engines, target_engines = _topology(arguments.topology)
+    pairs = max(source_engines, target_engines)
+    if pairs > 1 and arguments.connect:
+        raise ConfigError("--topology starts all engines on this machine: drop --connect")
+    warmup = max(arguments.warmup, pairs if pairs > 1 else 0)  # every pair connects before it is measured
     case = Case(
         geometry=_geometry(arguments),
         source=_side(arguments, "source"),
         target=_side(arguments, "target"),
-        prompts=(*prompts[:1] * arguments.warmup, *prompts),
-        warmup=arguments.warmup,
+        prompts=(*prompts[:1] * warmup, *prompts),
+        warmup=warmup,
         concurrency=arguments.concurrency,
         flow=arguments.flow,
         transport=arguments.transport,
         integrity=arguments.integrity == "on",
-        limit_check=arguments.limit_check and arguments.concurrency == 1 and arguments.kill_target_every is None,
+        limit_check=arguments.limit_check
+        and arguments.concurrency == 1
+        and pairs == 1
+        and arguments.kill_target_every is None,
         ucx_tls=arguments.ucx_tls,
         ucx_origin=arguments.ucx_origin,
         seed=arguments.seed,
@@ -167,6 +182,8 @@ def parse(arguments: argparse.Namespace) -> Options:
         tries=arguments.tries,
         kill_target_every=arguments.kill_target_every,
         fault=None if arguments.fault is None else _fault(arguments.fault),
+        source_engines=source_engines,
+        target_engines=target_engines,
     )
     return Options(
         case=case,
@@ -177,6 +194,19 @@ def parse(arguments: argparse.Namespace) -> Options:
         connect=arguments.connect,
         open_mode=arguments.open,
     )
+
+
+def _topology(text: str) -> tuple[int, int]:
+    """Engines of the source side and of the target side.
+
+    Raises:
+        ConfigError: an unknown name, or no number.
+    """
+    name, _, number = text.partition(":")
+    if not number.isdecimal() or len(number) > 3 or int(number) < 1 or name not in TOPOLOGIES:
+        raise ConfigError(f"--topology is {text!r}; give one of {', '.join(TOPOLOGIES)} and a number, as pairwise:2")
+    many = int(number)
+    return (1 if name == "one-to-many" else many), (1 if name == "many-to-one" else many)
 
 
 def _fault(text: str) -> FaultRates:

@@ -28,15 +28,18 @@ _KEY_BYTES: Final = 64
 """What a bench's request keys stay below."""
 
 
-def side_specs(case: Case, name: SideName, num_blocks: int, incarnation: str) -> list[CacheSpec]:
-    """One spec a rank of a side, pipeline stage by pipeline stage: the side's rank order."""
+def side_specs(case: Case, name: SideName, num_blocks: int, incarnation: str, engine: int = 0) -> list[CacheSpec]:
+    """One spec a rank of an engine of a side, pipeline stage by pipeline stage: the side's rank order."""
+    engine_name = f"{name}-{engine}" if engine else name
     side, geometry = case.side(name), case.geometry
     identity = _identity(case)
     return [
         standard_spec(
             side.layout,
             identity=identity,
-            place=Place(engine=name, incarnation=incarnation, pp_rank=pp, pp_size=side.pp, tp_rank=tp, tp_size=side.tp),
+            place=Place(
+                engine=engine_name, incarnation=incarnation, pp_rank=pp, pp_size=side.pp, tp_rank=tp, tp_size=side.tp
+            ),
             layers=layers_of_stage(geometry.layers, side.pp, pp),
             heads=heads_of_rank(geometry.kv_heads, side.tp, tp),
             block_size=side.block_size,

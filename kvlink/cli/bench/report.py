@@ -65,6 +65,8 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     integrity: bool
     fault: str | None = None
     kill_target_every: int | None = None
+    source_engines: int = 1
+    target_engines: int = 1
 
 
 class Runs(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +132,10 @@ class Cold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """``kvlink.bench/1``: a contract that scripts rely on."""
+    """``kvlink.bench/1``: a contract that scripts rely on.
+
+    ``between_engines_gb_s``: over pairs of engines, where there are several, of each pair's median over its requests.
+    """
 
     schema: str
     kvlink: str
@@ -148,6 +153,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     limit: Limit | None
     fraction_of_limit: float | None
     cold: Cold
+    between_engines_gb_s: Spread | None
 
 
 def make_report(case: Case, tally: Tally, opened: m.Opened, runs: Runs, limit: tuple[str, str]) -> Report:
@@ -173,6 +179,7 @@ def make_report(case: Case, tally: Tally, opened: m.Opened, runs: Runs, limit: t
         limit=_limit(tally, *limit),
         fraction_of_limit=median(pair.fraction for pair in tally.pairs) if tally.pairs else None,
         cold=_cold(tally),
+        between_engines_gb_s=_between_engines(case, tally),
     )
 
 
@@ -215,6 +222,8 @@ def _case(case: Case, tally: Tally) -> CaseReport:
         concurrency=case.concurrency,
         integrity=case.integrity,
         kill_target_every=case.kill_target_every,
+        source_engines=case.source_engines,
+        target_engines=case.target_engines,
         fault=None
         if case.fault is None
         else ",".join(f"{n}={r:g}" for n, r in msgspec.structs.asdict(case.fault).items()),
@@ -233,6 +242,16 @@ def _limit(tally: Tally, name: str, how: str) -> Limit | None:
         return None
     rate = median(pair.raw_gb_s for pair in tally.pairs)
     return Limit(name=name, gb_s=rate, how=f"{how}; median of {len(tally.pairs)} pairs")
+
+
+def _between_engines(case: Case, tally: Tally) -> Spread | None:
+    if case.engines == 1:
+        return None
+    rates: dict[int, list[float]] = {}
+    for transfer in tally.transfers:
+        rates.setdefault(transfer.request % case.engines, []).append(transfer.gb_s)
+    middles = [median(own) for own in rates.values()]
+    return Spread(median=median(middles), min=min(middles, default=0.0), max=max(middles, default=0.0))
 
 
 def _cold(tally: Tally) -> Cold:

@@ -38,6 +38,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         ("throughput", f"{rate.median:.2f} GB/s median, {rate.min:.2f} to {rate.max:.2f}"),
         ("limit", _limit(report)),
         ("latency", f"{_ms(latency.p50)} p50, {_ms(latency.p95)} p95, {_ms(latency.p99)} p99"),
+        *_engines(report),
         ("CPU", f"{cpu.source:.2f} s/GB source, {cpu.target:.2f} s/GB target"),
         ("cold", _cold(report.cold)),
     ]
@@ -51,6 +52,14 @@ def _rows(report: Report) -> list[tuple[str, str]]:
 
 def _side(side: SideReport) -> str:
     return f"TP {side.tp}, PP {side.pp}, blocks of {side.block_size}, {side.layout}, {side.dtype}"
+
+
+def _engines(report: Report) -> list[tuple[str, str]]:
+    case, spread = report.case, report.between_engines_gb_s
+    if spread is None:
+        return []
+    each = f"a request of a pair at {spread.median:.2f} GB/s median, {spread.min:.2f} to {spread.max:.2f}"
+    return [("engines", f"{case.source_engines} read by {case.target_engines}; {each}")]
 
 
 def _limit(report: Report) -> str:
