@@ -176,6 +176,7 @@ def make_plan(
     """
     rules = rules or Rules()
     tell = step or (lambda _, __: None)
+    workload, volume = summarize(trace, rules), measure_volume(trace, scenario)
     together = tuple(
         _run(trace, msgspec.structs.replace(scenario.split(0), token_budget=budget), f"co-located, {budget}", tell)
         for budget in baseline_budgets(scenario)
@@ -187,7 +188,6 @@ def make_plan(
     )
     best = splits.index(_best(splits))
     links = tuple(_over_link(trace, scenario.split(ratios[best]), link, tell) for link in sorted(links_gb_s))
-    workload = summarize(trace, rules)
     decision = evaluate_pd_decision(baseline, splits[best])
     reasons = judge(baseline, splits[best], scenario, workload, rules)
     verdict = _verdict(decision, baseline, reasons)
@@ -201,7 +201,7 @@ def make_plan(
         rules=rules,
         assumptions=scenario.assumptions,
         workload=workload,
-        volume=measure_volume(trace, scenario),
+        volume=volume,
         baseline=baseline,
         together=together,
         splits=splits,

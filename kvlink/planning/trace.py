@@ -128,6 +128,8 @@ def read_trace(
             rows = list(itertools.islice(read(file, path, block_tokens), bound))
     except OSError as error:
         raise ConfigError(f"trace {path} cannot be read: {error.strerror}") from error
+    except csv.Error as error:  # a field without end
+        raise ConfigError(f"{path} is no table: {error}") from error
     if not rows:
         raise ConfigError(f"trace {path} holds no request")
     return Trace(name=path.stem, arrivals=_in_order(rows, rate, seed), block_tokens=block_tokens)

@@ -104,11 +104,16 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be 1 or more")
         if not 0 <= self.cancelled <= 1:
             raise ConfigError(f"cancelled is {self.cancelled}; it is a part, 0 to 1")
+        self._check_happenings()
+
+    def _check_happenings(self) -> None:
         for failure in self.failures:
             if not 0 <= failure.worker < self.workers:
                 raise ConfigError(f"failure of worker {failure.worker}: there are workers 0 to {self.workers - 1}")
             if failure.at_seconds < 0 or failure.down_seconds <= 0:
                 raise ConfigError(f"failure of worker {failure.worker}: give a time of 0 or more, and a length above 0")
+        if self.switch is not None and not (self.switch.at_seconds >= 0 and self.switch.restart_seconds >= 0):
+            raise ConfigError("switch: give a time and a length of 0 or more")
         if self.elastic is not None and (self.elastic.period_seconds <= 0 or not self.prefill_workers):
             raise ConfigError("elastic pools need a period above 0 and prefill_workers above 0")
 
