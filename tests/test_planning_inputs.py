@@ -194,6 +194,21 @@ def test_the_baseline_is_the_best_of_its_step_sizes(monkeypatch):
     assert plan.decision["throughput_gain"] == -1.0
 
 
+def test_the_crossover_is_closed_in_on(monkeypatch):
+    """Goodput that rises with the link: 3 GB/s is where it reaches the baseline's."""
+
+    def faked(trace, scenario, **_):
+        link = scenario.transfer.bytes_per_second / scenario.transfer.fraction / 1e9
+        return msgspec.structs.replace(
+            RESULTS[scenario.prefill_workers], goodput_rps=link if scenario.prefill_workers else 3.0
+        )
+
+    monkeypatch.setattr(advice, "simulate", faked)
+    plan = make_plan(QUIET, FLEET, ratios=(1,), links_gb_s=(10.0, 1.0))
+    assert [point.link_gb_s for point in plan.links] == [1.0, 1.8, 3.2, 10.0]
+    assert plan.crossover_gb_s == pytest.approx(3, rel=0.05)
+
+
 def test_a_plan_is_read_back_as_it_was_written():
     plan = make_plan(QUIET, FLEET, ratios=(1,), links_gb_s=(50.0, 1.0))
     assert msgspec.json.decode(msgspec.json.encode(plan), type=advice.Plan) == plan

@@ -27,6 +27,8 @@ from kvlink.planning.volume import capacity, kv_bytes_per_token, transfer_bound_
 
 SCHEMA: Final = "kvlink.plan/1"
 LINKS_GB_S: Final = (0.5, 1.0, 2.5, 5.0, 12.5, 25.0, 50.0)
+CROSSOVER_STEPS: Final = 2
+"""Links tried between those two that the crossover lies between."""
 WEAK_NETWORK_PART: Final = 0.25
 """Of the TTFT objective: a hand-over that takes more of it at its 95th percentile is a weak network's."""
 QUIET_REQUESTS: Final = 1.0
@@ -166,7 +168,8 @@ def make_plan(
         trace: the workload.
         scenario: the fleet; its own ``prefill_workers`` is not read.
         ratios: numbers of prefill workers to try, each from 1 to one less than all.
-        links_gb_s: rates of a worker's link (1e9 bytes/s) over which the best split is tried again.
+        links_gb_s: rates of a worker's link (1e9 bytes/s) over which the best split is tried again, and a few more
+            between those two where it crosses the baseline.
         rules: what the verdict turns on.
         step: told of progress.
 
@@ -187,7 +190,7 @@ def make_plan(
         for count in ratios
     )
     best = splits.index(_best(splits))
-    links = tuple(_over_link(trace, scenario.split(ratios[best]), link, tell) for link in sorted(links_gb_s))
+    links = _over_links(trace, scenario.split(ratios[best]), links_gb_s, baseline.goodput_rps, tell)
     decision = evaluate_pd_decision(baseline, splits[best])
     reasons = judge(baseline, splits[best], scenario, workload, rules)
     verdict = _verdict(decision, baseline, reasons)
@@ -241,13 +244,39 @@ def _over_link(trace: Trace, scenario: Scenario, link_gb_s: float, tell: Step) -
     )
 
 
-def crossover(links: Sequence[LinkPoint], baseline_rps: float) -> float | None:
-    """Where the split's goodput rises to the baseline's, between two rates on a logarithmic axis."""
+def _over_links(
+    trace: Trace, scenario: Scenario, links_gb_s: Sequence[float], baseline_rps: float, tell: Step
+) -> tuple[LinkPoint, ...]:
+    """The split over each link, and over a few more where its goodput passes the baseline's."""
+    points = [_over_link(trace, scenario, link, tell) for link in sorted(links_gb_s)]
+    for _ in range(CROSSOVER_STEPS):
+        crossed = _crossed(points, baseline_rps)
+        if crossed is None:
+            break
+        middle = float(f"{math.sqrt(crossed[0].link_gb_s * crossed[1].link_gb_s):.2g}")
+        if middle in (crossed[0].link_gb_s, crossed[1].link_gb_s):
+            break
+        points.append(_over_link(trace, scenario, middle, tell))
+        points.sort(key=lambda point: point.link_gb_s)
+    return tuple(points)
+
+
+def _crossed(links: Sequence[LinkPoint], baseline_rps: float) -> tuple[LinkPoint, LinkPoint] | None:
+    """The neighbours between which the split's goodput rises to the baseline's."""
     for low, high in itertools.pairwise(links):
         if low.goodput_rps < baseline_rps <= high.goodput_rps:
-            part = (baseline_rps - low.goodput_rps) / (high.goodput_rps - low.goodput_rps)
-            return math.exp(math.log(low.link_gb_s) * (1 - part) + math.log(high.link_gb_s) * part)
+            return low, high
     return None
+
+
+def crossover(links: Sequence[LinkPoint], baseline_rps: float) -> float | None:
+    """Where the split's goodput rises to the baseline's, between two rates on a logarithmic axis."""
+    crossed = _crossed(links, baseline_rps)
+    if crossed is None:
+        return None
+    low, high = crossed
+    part = (baseline_rps - low.goodput_rps) / (high.goodput_rps - low.goodput_rps)
+    return math.exp(math.log(low.link_gb_s) * (1 - part) + math.log(high.link_gb_s) * part)
 
 
 def summarize(trace: Trace, rules: Rules) -> Workload:

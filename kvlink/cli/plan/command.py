@@ -13,7 +13,7 @@ from kvlink.cli.output import check_writable, write_file, write_result
 from kvlink.cli.plan.progress import Progress
 from kvlink.cli.plan.show import show
 from kvlink.errors import ConfigError
-from kvlink.planning.advice import LINKS_GB_S, Plan, Rules, baseline_budgets, make_plan
+from kvlink.planning.advice import CROSSOVER_STEPS, LINKS_GB_S, Plan, Rules, baseline_budgets, make_plan
 from kvlink.planning.cost import Assumptions
 from kvlink.planning.models import DEVICES, MODELS
 from kvlink.planning.report.plots import plots_of
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> bool:
     advise = arguments.command == "advise"
     ratios = _ratios(arguments.ratios, scenario.workers) if advise else (_prefill_workers(arguments),)
     links = _links(arguments.links_gb_s) if advise else ()
-    runs = len(baseline_budgets(scenario)) + len(ratios) + len(links)
+    runs = len(baseline_budgets(scenario)) + len(ratios) + len(links) + (CROSSOVER_STEPS if links else 0)
     with Progress(runs * len(trace.arrivals), quiet=arguments.quiet) as progress:
         plan = make_plan(trace, scenario, ratios=ratios, links_gb_s=links, rules=rules, step=progress.step)
         progress.say("drawing")

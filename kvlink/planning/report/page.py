@@ -64,10 +64,14 @@ class Page:
         self._parts.append(f"<pre>{escape(text)}</pre>")
 
     def table(self, table: Table) -> None:
-        """Show a table; cells that look like numbers stand to the right."""
-        titles, rows = table
-        head = "".join(f"<th>{escape(title)}</th>" for title in titles)
-        body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
+        """Show a table; columns of numbers stand to the right."""
+        titles, rows = table[0], [tuple(row) for row in table[1]]
+        kinds = [_kind([row[index] for row in rows]) for index in range(len(titles))]
+        head = "".join(f"<th{kind}>{escape(title)}</th>" for title, kind in zip(titles, kinds, strict=True))
+        body = "".join(
+            "<tr>" + "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(row, kinds, strict=True)) + "</tr>"
+            for row in rows
+        )
         self._parts.append(f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>')
 
     def plots(self, plots: Mapping[str, bytes]) -> None:
@@ -82,6 +86,6 @@ class Page:
         return f"{head}<style>{_STYLE}</style></head><body{self._class}>{''.join(self._parts)}</body></html>\n".encode()
 
 
-def _cell(text: str) -> str:
-    kind = ' class="number"' if _NUMBERS.fullmatch(text) else ""
-    return f"<td{kind}>{escape(text)}</td>"
+def _kind(cells: Sequence[str]) -> str:
+    """The class of a column: of numbers, if nothing else is in it."""
+    return ' class="number"' if all(_NUMBERS.fullmatch(cell) for cell in cells if cell) else ""

@@ -171,7 +171,7 @@ def _links(plan: Plan) -> Figure:
         if plan.crossover_gb_s is not None:
             axis.axvline(plan.crossover_gb_s, color="black", linewidth=1, linestyle=":", label="crossover of goodput")
         axis.set_xscale("log")
-        axis.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        axis.set_xticks(rates, _apart(rates))
         axis.minorticks_off()
         _axis_from_zero(axis, heights, baseline, objective)
         axis.set_title(title)
@@ -186,6 +186,16 @@ def _links(plan: Plan) -> Figure:
         )
     figure.legend(*axes[1].get_legend_handles_labels(), loc="outside lower left", ncols=2)
     return figure
+
+
+def _apart(rates: list[float]) -> list[str]:
+    """Labels of rising rates on a logarithmic axis, but for those that would touch the one before."""
+    labels, last = [], 0.0
+    for rate in rates:
+        clear = rate >= 1.45 * last
+        labels.append(f"{rate:g}" if clear else "")
+        last = rate if clear else last
+    return labels
 
 
 def _short(value: float) -> str:
