@@ -13,6 +13,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any, Literal, Self, TypeVar
 
 from kvlink.config import Config
@@ -29,9 +30,11 @@ from kvlink.limits import (
 from kvlink.link import CloseReport, Part, Reservation, Stats
 from kvlink.link.driver import Driver, open_driver
 from kvlink.link.part import LivePart
+from kvlink.link.retries import GiveBack, NextOffer, Retrying, check_sources, fetch_with_retries
 from kvlink.memory import Caches
 from kvlink.observe import Events
 from kvlink.observe.events import Side
+from kvlink.protocol.retry import RetryPolicy
 from kvlink.relayout.gpu import Moment
 from kvlink.transports.base import Transport
 from kvlink.wire import Offer, Roster, Ticket
@@ -158,6 +161,50 @@ class Bridge:
             LivePart(offer.key),
             "target",
         )
+
+    def fetch_with_retries(  # noqa: PLR0913 - what a request can say of itself
+        self,
+        offer: Offer,
+        take_blocks: Callable[[Offer], Sequence[Sequence[int]]],
+        *,
+        give_back: GiveBack,
+        deadline_seconds: float,
+        policy: RetryPolicy | None = None,
+        next_offer: NextOffer | None = None,
+        first_token: int | Sequence[int] | None = None,
+        facts: Facts | None = None,
+        uncovered: Literal["leave", "zero"] = "leave",
+        together: bool = False,
+        stream: object = None,
+    ) -> Part:
+        """Target: fetch, and again while that may help; one part for all tries. See `kvlink.Link.fetch_with_retries`.
+
+        ``take_blocks``, ``give_back`` and ``next_offer`` are called on the loop's thread, or in `poll`, and must not
+        block; what they raise ends the part. The part's result says how many tries there were; each try also is an
+        event. Cancelling the part ends the try that runs, whose blocks were given back before the end is told.
+        """
+        driver = self._open_driver()
+        check_sources(next_offer, 1 if together else driver.ranks)
+
+        async def take(wanted: Offer) -> Sequence[Sequence[int]]:
+            return take_blocks(wanted)
+
+        def start(driver: Driver, part: LivePart) -> None:
+            retrying = Retrying(policy or RetryPolicy(), deadline_seconds, take, give_back, next_offer, driver.counters)
+            tries = partial(
+                fetch_with_retries,
+                driver,
+                offer,
+                retrying,
+                first_token=first_token,
+                facts=facts or Facts(),
+                uncovered=uncovered,
+                together=together,
+                stream=stream,
+            )
+            driver.retried.start(part, tries)
+
+        return self._submit(start, LivePart(offer.key), "target")
 
     def expect(
         self,

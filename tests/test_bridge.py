@@ -17,7 +17,7 @@ from kvlink.cli.bench.content import SOURCE_CANARY, TARGET_CANARY, CacheContent,
 from kvlink.errors import CancelledError, ClosedError, ConflictError, LayoutError
 from kvlink.layout import DType, heads_of_rank, standard_spec
 from kvlink.transports.base import Transport
-from kvlink.transports.faults import DelayChunk, Fault
+from kvlink.transports.faults import DelayChunk, FailRead, Fault
 from kvlink.transports.loopback import LoopbackTransport
 from kvlink.transports.loopback_fabric import LoopbackFabric
 
@@ -316,3 +316,60 @@ def test_use_after_a_fork_raises_and_leaves_the_parent_working(pair: Pair) -> No
     fetched = pair.target.bridge.fetch(pair.source.offer("1:forked"), (INTO,), deadline_seconds=10)
     pair.run(part, fetched)
     assert fetched.state is State.DONE
+
+
+def test_tries_of_a_request_are_one_part_with_fresh_blocks_each() -> None:
+    """G2: and the failed try's blocks come back once, before the end is told."""
+    pair = Pair("loopback", [FailRead(nth=1)])
+    try:
+        offer = pair.source.offer("i:t")
+        published = pair.source.bridge.publish(offer)
+        rooms, back = iter([INTO, (0, 1, 5, 6, 7)]), []
+        part = pair.target.bridge.fetch_with_retries(
+            offer, lambda _offer: (next(rooms),), give_back=back.append, deadline_seconds=10
+        )
+        pair.run(part, published)
+        assert part.state is State.DONE
+        assert part.result is not None
+        assert (part.result.tries, part.result.attempts) == (2, 2)
+        assert back == [(INTO,)]
+        assert pair.target.content.check(PROMPT, (0, 1, 5, 6, 7)) is None
+        pair.target.assert_no_block_out()
+    finally:
+        pair.close()
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_request_of_several_tries_is_cancelled_with_the_try_that_runs(started: bool) -> None:
+    """C6: the end is told once, after the cut-off, and nothing is tried again."""
+    pair = Pair("loopback", [DelayChunk(steps=10**9)])
+    try:
+        offer = pair.source.offer("i:t")
+        pair.source.bridge.publish(offer)
+        back = []
+        part = pair.target.bridge.fetch_with_retries(
+            offer, lambda _offer: (INTO,), give_back=back.append, deadline_seconds=60
+        )
+        if started:
+            pair.until(lambda: pair.target.bridge.stats().memory.reserved > 0)
+        pair.target.bridge.cancel(part, "the user left")
+        pair.run(part)
+        assert part.state is State.CANCELLED
+        assert len(back) == int(started)
+        pair.target.assert_no_block_out()
+        assert pair.target.bridge.stats().counters["fetches_retried"] == 0
+    finally:
+        pair.close()
+
+
+def test_what_the_callers_own_functions_raise_ends_the_part() -> None:
+    pair = Pair("loopback")
+    try:
+        part = pair.target.bridge.fetch_with_retries(
+            pair.source.offer("i:t"), lambda _offer: 1 / 0, give_back=print, deadline_seconds=10
+        )
+        pair.run(part)
+        assert part.state is State.FAILED
+        assert "ZeroDivisionError" in str(part.result.error)
+    finally:
+        pair.close()

@@ -8,9 +8,17 @@ import contextlib
 import pytest
 from engines import Engine, source_engine, target_engine, until
 
-from kvlink import State
+from kvlink import State, limits
 from kvlink.cli.bench.content import Prompt
-from kvlink.errors import CancelledError, IntegrityError, KVLinkError, LeaseLapsedError, PeerLostError, TransportError
+from kvlink.errors import (
+    CancelledError,
+    DeadlineError,
+    IntegrityError,
+    KVLinkError,
+    LeaseLapsedError,
+    PeerLostError,
+    TransportError,
+)
 from kvlink.transports.faults import DelayChunk, DropRenewals, FailRead, FlipByte
 from kvlink.transports.loopback_fabric import LoopbackFabric
 
@@ -133,3 +141,44 @@ async def test_closing_a_target_in_mid_transfer_reports_what_it_cut(caplog: pyte
             await published.wait()
         source.assert_no_block_out()
     assert not [record for record in caplog.records if record.levelname in {"ERROR", "CRITICAL"}]
+
+
+async def test_a_request_waits_for_a_place_before_it_asks_for_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B5, B7: what waits to read holds no lease that nothing renews; its turn comes when another's read has ended."""
+    monkeypatch.setattr(limits, "MAX_ACTIVE_READS", 1)
+    fabric = LoopbackFabric(seed=21, faults=[DelayChunk(steps=10**9, read=1)])  # the first read never ends by itself
+    async with source_engine(fabric) as source, target_engine(fabric) as target:
+        offers = [source.offer(f"i:w{number}", BLOCKS, PROMPT.tokens) for number in range(2)]
+        source.fill(PROMPT, BLOCKS)
+        for offer in offers:
+            source.links[0].publish(offer)
+        rooms = (tuple(range(5)), tuple(range(10, 15)))
+        first = target.links[0].start_fetch(offers[0], (rooms[0],), deadline_seconds=30)
+        await until(lambda: first.state is State.MOVING)
+        second = target.links[0].start_fetch(offers[1], (rooms[1],), deadline_seconds=30)
+        third = target.links[0].start_fetch(offers[1], (rooms[1],), deadline_seconds=30)
+        await asyncio.sleep(0.05)
+        assert source.links[0].stats().counters["leases_granted"] == 1
+        assert second.state is State.WAITING
+        target.links[0].cancel(first, "make room")
+        assert (await second.wait()).state is State.DONE
+        assert (await third.wait()).state is State.DONE
+        assert target.ranks[0].content.check(PROMPT, rooms[1]) is None
+        assert target.links[0]._driver.target._reads._placed == 0
+
+
+async def test_a_request_that_gets_no_place_in_its_time_fails_and_can_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "MAX_ACTIVE_READS", 1)
+    fabric = LoopbackFabric(seed=22, faults=[DelayChunk(steps=10**9)])
+    async with source_engine(fabric) as source, target_engine(fabric) as target:
+        offers = [source.offer(f"i:w{number}", BLOCKS, PROMPT.tokens) for number in range(2)]
+        for offer in offers:
+            source.links[0].publish(offer)
+        first = target.links[0].start_fetch(offers[0], (tuple(range(5)),), deadline_seconds=30)
+        await until(lambda: first.state is State.MOVING)
+        with pytest.raises(DeadlineError, match="other requests read") as caught:
+            await target.links[0].fetch(offers[1], (tuple(range(10, 15)),), deadline_seconds=0.05)
+        assert caught.value.retryable
+        target.links[0].cancel(first, "over")

@@ -142,6 +142,36 @@ async def test_k4_new_weights_are_a_new_incarnation_or_no_resume_at_all() -> Non
             target.links[0].start_fetch(new, (INTO,), deadline_seconds=20)
 
 
+@pytest.mark.parametrize("side", ["source", "target"])
+async def test_k4_weights_that_change_in_flight_end_what_moves_and_nothing_old_is_installed(side: str) -> None:
+    """K4, A7: the pause cuts the transfer, the new incarnation knows nothing of it, and its memory is as it was."""
+    fabric = LoopbackFabric(seed=15, faults=[DelayChunk(steps=10**9, read=1)])
+    async with source_engine(fabric) as source, target_engine(fabric) as target:
+        source.fill(PROMPT, FROM)
+        offer = source.offer("i:1", FROM, PROMPT.tokens)
+        given = source.links[0].publish(offer)
+        taken = target.links[0].start_fetch(offer, (INTO,), deadline_seconds=20)
+        await until(lambda: taken.state is State.MOVING)
+        engine = source if side == "source" else target
+        (link,), (rank,) = engine.links, engine.ranks
+        report = await link.pause(0)
+        assert report.cut == ("i:1",)
+        for part in (given, taken):
+            with pytest.raises(KVLinkError):
+                await part.wait()
+            assert part.state in (State.FAILED, State.CANCELLED, State.EXPIRED)
+        link.resume(again(rank, engine.canary, incarnation="woken", weights_revision="r2"))
+        target.assert_untouched()
+        assert target.links[0].stats().memory.installed == 0
+        if side == "target":  # the old KV may still be offered; nobody of the new weights takes it
+            with pytest.raises(MismatchError, match="weights_revision"):
+                link.start_fetch(offer, (INTO,), deadline_seconds=20)
+        else:
+            with pytest.raises(PeerRestartedError):
+                await target.links[0].fetch(offer, (INTO,), deadline_seconds=20)
+        target.assert_untouched()
+
+
 async def test_what_was_installed_before_the_sleep_is_never_answered_after_it() -> None:
     """G5: its memory is gone, so its outcome is."""
     fabric = LoopbackFabric(seed=6)

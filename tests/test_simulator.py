@@ -9,6 +9,7 @@ from mutants import MUTANTS
 
 from kvlink.testing.simulator import simulate
 from kvlink.testing.simulator.campaign import Campaign, keep, kept, run, run_on_all_cores
+from kvlink.testing.simulator.plan import FAR_DRIFT
 
 SEEDS = 20_000
 HUNT = 2_000
@@ -25,6 +26,12 @@ def test_no_invariant_breaks_in_20_000_seeds() -> None:
     assert not total.failures, str(total)
     assert total.seeds == SEEDS
     assert total.done > total.seeds, "the last request of every seed succeeds, and many before it"
+
+
+def test_beyond_the_margin_clocks_cost_knowledge_and_nothing_else() -> None:
+    """G3: a source may give up what is being installed, and says that it does not know; all else holds by no clock."""
+    findings = [outcome.finding for seed in range(1_500) if (outcome := simulate(seed, drift=FAR_DRIFT)).finding]
+    assert not findings, findings[0]
 
 
 def test_seeds_that_once_failed_do_not_fail_again() -> None:

@@ -22,6 +22,7 @@ from kvlink.link.moments import Moments
 from kvlink.link.part import Result, State
 from kvlink.link.pump import Pump
 from kvlink.link.rank import LocalRank, check_device, check_successor, register_all, unregister_all
+from kvlink.link.retries import RetriedParts
 from kvlink.link.room import Reservation, RoomKeeper, RoomStats
 from kvlink.link.source_half import SourceHalf
 from kvlink.link.target_half import TargetHalf
@@ -102,6 +103,7 @@ class Driver:
         self._paused = False
         self._report: CloseReport | None = None
         self._parts: dict[int, LivePart] = {}
+        self.retried = RetriedParts(tasks)
         self._counters = Counters()
         self.events = Events()
         classes = alias_classes(rank.caches.spec)
@@ -303,7 +305,7 @@ class Driver:
     def cancel(self, part: Part, why: str) -> None:
         """See `kvlink.Link.cancel`."""
         self._check_process()
-        if not part.state.ended:
+        if not part.state.ended and not self.retried.cancel(part):
             self.source.cancel(part, why)
             self.target.cancel(part, why)
 
@@ -398,6 +400,15 @@ class Driver:
             ended: asyncio.Future[None] = loop.create_future()
             part.when_ended(lambda _part, ended=ended: None if ended.done() else ended.set_result(None))  # type: ignore[misc]
             await ended
+
+    async def finished(self, part: Part) -> Result:
+        """Wait for a part's end and raise what it ended with; a wait that is cancelled returns after its cut-off."""
+        try:
+            return await part.wait()
+        except asyncio.CancelledError:
+            self.cancel(part, "the caller stopped waiting")
+            await asyncio.shield(self.ended((part,)))
+            raise
 
     # --- inside -----------------------------------------------------------------------------------------------------
 

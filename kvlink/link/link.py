@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -11,7 +10,7 @@ from kvlink import limits
 from kvlink.descriptor import Facts
 from kvlink.link.driver import CloseReport, Driver, Stats, open_driver
 from kvlink.link.part import LivePart, Part, Result
-from kvlink.link.retries import Retrying, check_sources
+from kvlink.link.retries import Retrying, check_sources, fetch_with_retries
 from kvlink.link.room import Reservation
 from kvlink.protocol.retry import RetryPolicy
 
@@ -206,7 +205,7 @@ class Link:
             together=together,
             stream=stream,
         )
-        return await self._finished(part)
+        return await self._driver.finished(part)
 
     async def fetch_with_retries(  # noqa: PLR0913 - what a request can say of itself
         self,
@@ -258,23 +257,16 @@ class Link:
             policy or RetryPolicy(), deadline_seconds, take_blocks, give_back, next_offer, self._driver.counters
         )
 
-        async def once(offer: Offer, into: Sequence[Sequence[int]], seconds: float) -> Result:
-            part = self.start_fetch(
-                offer,
-                into,
-                deadline_seconds=seconds,
-                first_token=first_token,
-                facts=facts,
-                uncovered=uncovered,
-                together=together,
-                stream=stream,
-            )
-            try:
-                return await self._finished(part)
-            finally:
-                retrying.attempts += 0 if part.result is None else part.result.attempts
-
-        return await retrying.run(offer, once)
+        return await fetch_with_retries(
+            self._driver,
+            offer,
+            retrying,
+            first_token=first_token,
+            facts=facts or Facts(),
+            uncovered=uncovered,
+            together=together,
+            stream=stream,
+        )
 
     def expect(
         self,
@@ -430,15 +422,6 @@ class Link:
             ClosedError: in a process forked since; the link is its parent's to close.
         """
         return await self._driver.close(timeout_seconds)
-
-    async def _finished(self, part: Part) -> Result:
-        """Wait for the end; a wait that is cancelled returns after the cut-off."""
-        try:
-            return await part.wait()
-        except asyncio.CancelledError:
-            self.cancel(part, "the caller stopped waiting")
-            await asyncio.shield(self._driver.ended((part,)))
-            raise
 
 
 class OpeningLink:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from kvlink.errors import ConfigError, KVLinkError
+from kvlink.errors import CancelledError, ConfigError, KVLinkError, TransferError
+from kvlink.link.part import LivePart, Part, Result
+from kvlink.link.target_work import STATE_OF_END
+from kvlink.protocol import failure_of
 from kvlink.protocol.retry import Again, RetryPolicy, again
+from kvlink.wire import error_to_info
 
 if TYPE_CHECKING:
-    from kvlink.link.part import Result
+    from kvlink.link.driver import Driver
+    from kvlink.link.tasks import TaskSet
     from kvlink.observe import Counters
     from kvlink.wire import Offer
 
@@ -114,3 +119,63 @@ def check_sources(next_offer: NextOffer | None, ranks: int) -> None:
             f"this engine has {ranks} ranks, and one must not read from another source than its siblings: "
             "fail the request on all of them, and fetch the other offer on all"
         )
+
+
+async def fetch_with_retries(
+    driver: Driver,
+    offer: Offer,
+    retrying: Retrying,
+    stream: object = None,
+    **fields: Any,  # noqa: ANN401 - those of `Driver.fetch`, passed on
+) -> Result:
+    """Fetch until it is done or there is no sense in it; each try is a part of its own. See `kvlink.Link`."""
+
+    async def once(offer: Offer, into: Blocks, seconds: float) -> Result:
+        part = LivePart(offer.key)
+        after = driver.moment(stream=stream)
+        driver.fetch(offer, into, part, deadline_seconds=seconds, after=after, **fields)
+        try:
+            return await driver.finished(part)
+        finally:
+            retrying.attempts += 0 if part.result is None else part.result.attempts
+
+    return await retrying.run(offer, once)
+
+
+class RetriedParts:
+    """Parts that stand for all tries of a request, for those who do not await. `Driver` only."""
+
+    def __init__(self, tasks: TaskSet) -> None:
+        self._tasks = tasks
+        self._running: dict[int, asyncio.Task[None]] = {}
+
+    def start(self, part: LivePart, tries: Callable[[], Coroutine[Any, Any, Result]]) -> None:
+        """Run the tries; their end is the part's."""
+        task = self._tasks.start(_to_its_end(part, tries), f"tries of {part.key}")
+        self._running[id(part)] = task
+        task.add_done_callback(lambda _task: self._over(part))
+
+    def _over(self, part: LivePart) -> None:
+        del self._running[id(part)]
+        part.end(_ended(part, CancelledError("cancelled before its first try", request_id=part.key)))
+
+    def cancel(self, part: Part) -> bool:
+        """End the try that runs, and try no more; whether it is such a part."""
+        task = self._running.get(id(part))
+        return task is not None and task.cancel()
+
+
+async def _to_its_end(part: LivePart, tries: Callable[[], Coroutine[Any, Any, Result]]) -> None:
+    try:
+        part.end(await tries())
+    except asyncio.CancelledError:
+        part.end(_ended(part, CancelledError("cancelled; the try that ran was cut off", request_id=part.key)))
+        raise
+    except KVLinkError as error:
+        part.end(_ended(part, error))
+    except Exception as error:  # noqa: BLE001 - the caller's own functions may raise: the part ends all the same
+        part.end(_ended(part, TransferError(f"{type(error).__name__}: {error}", request_id=part.key)))
+
+
+def _ended(part: Part, error: KVLinkError) -> Result:
+    return Result(key=part.key, state=STATE_OF_END[failure_of(error_to_info(error)).end], error=error)

@@ -263,19 +263,23 @@ class TargetHalf:
         descriptor = work.descriptor
         if descriptor is None:  # pragma: no cover - set by every caller
             raise ClosedError("a request was prepared without a descriptor", request_id=work.key)
+        legs: Sequence[LegWork] = ()
         try:
             legs, unread = self.legs.of(work.roster, share_of(self._rank.caches.spec))
             self._calls.tell_unread(work.key, work.roster, unread)
+            await self._reads.place(work, legs)
             sessions = await self._calls.connect(work.roster, legs)
             if work.together:
                 await self._siblings.reach()
             await self._rank.moments.passed(work.after)
             work.after = None
             if work.part.state.ended:
+                self._reads.leave(legs)
                 return
             work.phases["handshake"] = self._loop.time() - work.started
             self._plan(work, legs, sessions, descriptor)
         except Exception as error:  # noqa: BLE001 - a part that never ends is worse than any error in it
+            self._reads.leave(legs)
             self._fail_early(work, error)
         else:
             self._begin(work, legs)
@@ -525,6 +529,7 @@ class TargetHalf:
     def _forget(self, work: TargetWork) -> None:
         for attempt in work.legs:
             self._of_attempt.pop(attempt, None)
+        self._reads.leave(work.legs.values())
         if self._works.get(work.key) is work:
             del self._works[work.key]
         if work.machine is not None:

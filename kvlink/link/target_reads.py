@@ -1,15 +1,19 @@
-"""The reads of a target's legs at their transports: started, waiting while a transport is full, cut off."""
+"""The reads of a target's legs at their transports: a place for each before its lease, started, cut off.
+
+A leg that has a lease must read, or the lease lapses: nothing renews it but its read. So a request waits for places
+before it asks, not after.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from kvlink import limits, protocol
-from kvlink.errors import TransportError
+from kvlink.errors import DeadlineError, TransportError
 from kvlink.link.target_work import LegWork, TargetWork, read_error, size_mismatch
 from kvlink.transports.base import Completion, Outcome, Read, TransportFull
 from kvlink.wire import error_to_info
@@ -39,6 +43,56 @@ class Reads:
         self._feed = feed
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[TargetWork, LegWork]] = deque()
+        self._placed = 0
+        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def place(self, work: TargetWork, legs: Sequence[LegWork]) -> None:
+        """Wait until all legs of a request can read at once; requests go first that came first.
+
+        Raises:
+            DeadlineError: no room in all the time that the transfer itself may take.
+
+        Cancelling it leaves the queue.
+        """
+        count = len(legs)
+        if self._fits(count) and not self._queue:
+            self._placed += count
+        else:
+            await self._turn(work, count)
+        for leg in legs:
+            leg.placed = True
+
+    def leave(self, legs: Iterable[LegWork]) -> None:
+        """These read no more, or never will: whoever waits may have their places. Idempotent."""
+        for leg in legs:
+            self._placed -= leg.placed
+            leg.placed = False
+        while self._queue and (self._queue[0][1].done() or self._fits(self._queue[0][0])):
+            count, turn = self._queue.popleft()
+            if not turn.done():
+                self._placed += count
+                turn.set_result(None)
+
+    def _fits(self, count: int) -> bool:
+        """What is larger than all there is goes alone; its reads then wait for each other."""
+        return not self._placed or self._placed + count <= limits.MAX_ACTIVE_READS
+
+    async def _turn(self, work: TargetWork, count: int) -> None:
+        turn: asyncio.Future[None] = self._loop.create_future()
+        self._queue.append((count, turn))
+        try:
+            async with asyncio.timeout(work.deadline_seconds):
+                await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():  # it came with the turn
+                self._placed -= count
+            else:
+                self._queue.remove((count, turn))
+            self.leave(())
+            if not isinstance(error, TimeoutError):
+                raise
+            text = f"{self._placed} legs of other requests read, as many as there is room for; try again later"
+            raise DeadlineError(text, request_id=work.key, stage="queue") from None
 
     def start(self, work: TargetWork, leg: LegWork, total_bytes: int) -> None:
         """Read a leg of which the source counts ``total_bytes``."""
@@ -75,6 +129,7 @@ class Reads:
         """Nothing lands after `CutOffDone`: either no get is outstanding, or the transport says when none is."""
         leg.cutting = True
         if not leg.reading:
+            self.leave((leg,))
             self.forget(leg)
             self._feed(work, protocol.CutOffDone(leg.attempt))
             return
@@ -91,6 +146,7 @@ class Reads:
 
     def _ended(self, work: TargetWork, leg: LegWork, completion: Completion) -> None:
         work.read_ended(leg, completion)
+        self.leave((leg,))
         work.marks["landed"] = self._loop.time()
         self._counters.bytes_moved += completion.bytes_moved
         self._counters.chunks_reread += completion.rereads

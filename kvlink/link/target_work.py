@@ -59,6 +59,7 @@ class LegWork:
     attempt: int = 0
     plan: CopyPlan | None = None
     wire_name: str = ""
+    placed: bool = False
     reading: bool = False
     cutting: bool = False
     rereads: int = 0

@@ -32,6 +32,7 @@ AGAIN: dict[type[KVLinkError], Again] = {
     errors.MismatchError: Again.ELSEWHERE,
     errors.UnsupportedError: Again.ELSEWHERE,
     errors.UnavailableError: Again.NEVER,
+    errors.GpuError: Again.NEVER,
     errors.ClosedError: Again.NEVER,
     errors.WireError: Again.ELSEWHERE,
     errors.FrameError: Again.ELSEWHERE,

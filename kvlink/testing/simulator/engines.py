@@ -109,3 +109,28 @@ class Engines:
             self.network.note(f"{rank.name} is resumed")
             rank.resume(self._dice.shuffle)
             self.network.reconsider()
+
+    def pause(self, first: Rank, seconds: float) -> None:
+        """All ranks of an engine cut what runs and sleep; they wake up as the same incarnation."""
+        engine = next(engine for engine in self._latest.values() if first in engine.ranks)
+        self.network.note(f"{engine.name} PAUSES for {seconds:.2f} s")
+        for rank in engine.ranks:
+            rank.post(0.0, self._cut, rank, seconds, 40)
+
+    def _cut(self, rank: Rank, seconds: float, patience: int) -> None:
+        for key in list(rank.works):
+            rank.cancel(key)
+        if not rank.idle and patience:
+            rank.post(0.1, self._cut, rank, seconds, patience - 1)
+            return
+        if rank.idle and not rank.asleep:
+            rank.fall_asleep()
+            rank.asleep = True
+            self.network.say_goodbye(rank)
+            self.network.reconsider()
+            self.agenda.after(seconds, None, self._wake, rank)
+
+    def _wake(self, rank: Rank) -> None:
+        self.network.note(f"{rank.name} wakes up")
+        rank.asleep = False
+        self.network.reconsider()

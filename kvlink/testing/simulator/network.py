@@ -27,6 +27,7 @@ class Rank(Process):
         engine: its engine's incarnation, which all its ranks share: ``"D@2"``.
         pool: its blocks, as they really are.
         blocks: its blocks, as it accounts for them.
+        asleep: its link is paused: it has left all peers, and hears nobody.
         works: its requests, by key.
     """
 
@@ -40,7 +41,20 @@ class Rank(Process):
         super().__init__(network.agenda, f"{slot}@{incarnation}", rate, dice.random() * 100.0)
         self.network = network
         self.slot = slot
+        self.asleep = False
         self.engine = f"{slot.split('/', maxsplit=1)[0]}@{incarnation}"
+
+    def cancel(self, key: str) -> None:
+        """The embedder takes the request back."""
+        raise NotImplementedError
+
+    @property
+    def idle(self) -> bool:
+        """Every part has ended: nothing is read or written."""
+        raise NotImplementedError
+
+    def fall_asleep(self) -> None:
+        """Nothing that was installed stands any more."""
 
     def hear(self, peer: str, message: Any) -> None:  # noqa: ANN401
         """A message came."""
@@ -128,7 +142,7 @@ class Network:
     def send(self, sender: Rank, peer: str, message: Any) -> None:  # noqa: ANN401
         """Send, or lose, or send twice."""
         receiver = self.ranks.get(peer)
-        if receiver is None or not receiver.alive:
+        if receiver is None or not receiver.alive or sender.asleep:
             return
         if self._traps and not self.quiet and (trap := self._traps.pop(_kind(message), None)):
             for do in trap:
@@ -145,7 +159,7 @@ class Network:
             receiver.post(self.way() * 3.0, self._arrive, sender, receiver, message)
 
     def _arrive(self, sender: Rank, receiver: Rank, message: Any) -> None:  # noqa: ANN401
-        if self._cut(sender, receiver):
+        if self._cut(sender, receiver) or receiver.asleep:
             return
         self.note(f"{receiver.name} hears {sender.name}: {_text(message)}")
         receiver.hear(sender.name, message)
@@ -234,7 +248,16 @@ class Network:
 
     def hears(self, pair: Pair) -> bool:
         """Both run and the link is up."""
-        return pair.source.running and pair.target.running and not self._cut(*pair.ranks)
+        awake = not (pair.source.asleep or pair.target.asleep)
+        return awake and pair.source.running and pair.target.running and not self._cut(*pair.ranks)
+
+    def say_goodbye(self, rank: Rank) -> None:
+        """All its peers are told that it goes; it forgets them."""
+        for pair in list(self._pairs.values()):
+            if rank in pair.ranks:
+                one, other = pair.ranks
+                self.lose(one, other)
+                self.lose(other, one)
 
     def lose(self, observer: Rank, peer: Rank) -> None:
         """``observer`` is told that it has lost ``peer``, rightly or not."""

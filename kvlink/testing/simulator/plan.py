@@ -33,6 +33,8 @@ TIMINGS = (
 """The defaults with less patience (fewer repeats of what changes nothing), and short ones."""
 MAX_DRIFT = 0.055
 """Each clock is at most this much fast or slow: two of them differ by less than margin over time to live (1/8)."""
+FAR_DRIFT = 0.12
+"""Twice what the margin covers: then a source may give up before its target installs, and nothing else is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ FAULTS = (
     "crash target", "crash target", "crash source", "crash source", "stop target", "stop target", "stop source",
     "sever", "sever", "reset", "silence", "lapse", "fail read", "corrupt", "elsewhere", "cancel target",
     "cancel source", "elsewhere", "again", "decline", "renew", "deaf", "split", "split",
-    "stick", "stick",
+    "stick", "stick", "pause target", "pause source",
 )  # fmt: skip
 
 

@@ -97,10 +97,14 @@ class SourceRank(Rank):
 
     def publish(self, offer: Offer, ttl_seconds: float, ended: Ended) -> wire.ErrorInfo | None:
         """Hold sealed KV; why not, if not."""
+        if self.asleep:
+            return protocol.error_info(errors.ClosedError, "paused")
         return self._admit(offer.key, offer, ttl_seconds, ended)
 
     def announce(self, key: str, ttl_seconds: float, ended: Ended) -> wire.ErrorInfo | None:
         """Hold a place for KV to come; why not, if not."""
+        if self.asleep:
+            return protocol.error_info(errors.ClosedError, "paused")
         return self._admit(key, None, ttl_seconds, ended)
 
     def seal(self, offer: Offer) -> bool:
@@ -121,6 +125,11 @@ class SourceRank(Rank):
         if (work := self.works.get(key)) is not None:
             failure = protocol.fail(End.CANCELLED, errors.CancelledError, "cancelled by the source")
             work.runner.feed(protocol.Cancel(failure))
+
+    @property
+    def idle(self) -> bool:
+        """See `Rank.idle`."""
+        return all(work.reported is not None for work in self.works.values())
 
     def phase_of(self, key: str, peer: str, attempt: int) -> LegPhase | None:
         """How this source sees an attempt."""

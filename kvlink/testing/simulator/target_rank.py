@@ -70,12 +70,16 @@ class TargetRank(Rank):
 
     # --- verbs --------------------------------------------------------------------------------------------------------
 
-    def fetch(self, key: str, legs: tuple[Leg, ...], offer: Offer | None, ended: Ended) -> str:
+    def fetch(  # noqa: PLR0911 - one return an answer
+        self, key: str, legs: tuple[Leg, ...], offer: Offer | None, ended: Ended
+    ) -> str:
         """Fetch an offer, or (``offer`` is ``None``) expect a push.
 
         Returns:
             ``"begun"``; ``"joined"`` or ``"recorded"`` for a repeat; ``"full"`` or ``"refused"``.
         """
+        if self.asleep:
+            return "refused"
         match self.ledger.look(key, None if offer is None else offer.digest, self.clock()):
             case protocol.Join():
                 return "joined"
@@ -119,6 +123,16 @@ class TargetRank(Rank):
             self._checks.released(work.truth)
             self.pool.give_back(work.blocks, _owner(work))
         self.ledger.release(key, self.clock())
+
+    @property
+    def idle(self) -> bool:
+        """See `Rank.idle`."""
+        return all(work.truth.end is not None for work in self.works.values())
+
+    def fall_asleep(self) -> None:
+        """See `Rank.fall_asleep`."""
+        for key in list(self._installed):
+            self.release(key)
 
     def reads_now(self) -> list[tuple[str, int]]:
         """Key and attempt of what moves."""
