@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final, Literal
 
@@ -15,6 +16,9 @@ Flow = Literal["push", "fetch"]
 TransportName = Literal["ucx", "stream", "loopback"]
 SideName = Literal["source", "target"]
 
+HOST: Final = "host"
+"""Where caches lie, if not on a GPU such as ``cuda:0``."""
+_DEVICE: Final = re.compile(r"host|cuda:\d{1,4}")
 ROUND_BYTES: Final = 2 * 1024**3
 """KV of one round, when requests run concurrently: what bounds the pools."""
 MAX_ENGINES: Final = 64
@@ -59,9 +63,9 @@ class FaultRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One bench, complete: both halves need nothing else.
 
-    ``prompts`` are token counts, warm-up first. ``tries`` are those of a request, the first included. Of every
-    ``kill_target_every`` requests one has the target's processes killed under it. Request i goes from source engine
-    ``i % source_engines`` to target engine ``i % target_engines``.
+    ``prompts`` are token counts, warm-up first. ``tries`` are those of a request, the first included. ``device`` is
+    where all caches lie. Of every ``kill_target_every`` requests one has the target's processes killed under it.
+    Request i goes from source engine ``i % source_engines`` to target engine ``i % target_engines``.
     """
 
     geometry: Geometry
@@ -78,6 +82,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ucx_origin: str
     seed: int
     stream_lanes: int = limits.STREAM_LANES
+    device: str = HOST
     tries: int = 1
     fault: FaultRates | None = None
     kill_target_every: int | None = None
@@ -106,6 +111,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                 msg = "--kill-target-every kills processes, one request at a time: drop --concurrency and loopback"
                 raise ConfigError(msg)
         self._check_topology()
+        self._check_device()
         _within("--lanes", self.stream_lanes, 1, limits.MAX_LANES)
         _within("--concurrency", self.concurrency, 1, limits.MAX_ACTIVE_READS)
         _within("--layers", self.geometry.layers, 1, limits.MAX_LAYERS)
@@ -119,6 +125,14 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             if side.blocks_for(max(self.prompts)) > limits.MAX_BLOCKS_PER_REQUEST:
                 msg = f"--{name}-block-size {side.block_size} cuts the longest prompt into too many blocks"
                 raise ConfigError(msg)
+
+    def _check_device(self) -> None:
+        if not _DEVICE.fullmatch(self.device):
+            msg = f"--device is {self.device!r}; it is host, cuda, or cuda:N with a GPU's number"
+            raise ConfigError(msg)
+        if self.device != HOST and self.transport != "ucx":
+            msg = f"--device {self.device} is reached by ucx only: drop --transport {self.transport}"
+            raise ConfigError(msg)
 
     def _check_topology(self) -> None:
         if self.engines == 1:

@@ -6,18 +6,20 @@ import asyncio
 import resource
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import kvlink
 from kvlink.cli.bench import messages as m
-from kvlink.cli.bench.case import Case, SideName
+from kvlink.cli.bench.case import HOST, Case, SideName
 from kvlink.cli.bench.content import SOURCE_CANARY, TARGET_CANARY, CacheContent, Fault, Prompt
+from kvlink.cli.bench.gpu_pool import GpuPool
 from kvlink.cli.bench.probes import LocalProber, Prober, ProbeServer, UcxProber
 from kvlink.cli.bench.ranks import Wiring, side_specs
 from kvlink.cli.bench.socket_probes import SocketProber, SocketServer
 from kvlink.errors import ClosedError, KVLinkError
+from kvlink.relayout import Gpu
 from kvlink.transports.base import Transport
 from kvlink.transports.loopback import LoopbackTransport
 from kvlink.transports.loopback_fabric import LoopbackFabric
@@ -48,11 +50,29 @@ class Commons:
 
 @dataclass(slots=True)
 class Rank:
-    """One rank: its cache, its content and its link."""
+    """One rank: its cache (of a GPU's, the mirror), its content and its link."""
 
     caches: kvlink.Caches
     content: CacheContent
     link: kvlink.Link
+    pool: GpuPool | None
+
+    def publish(self, offer: kvlink.Offer) -> kvlink.Part:
+        """On a GPU, what was filled may still be on its way: its event is told."""
+        if self.pool is None:
+            return self.link.publish(offer)
+        with self.pool.written() as event:
+            return self.link.publish(offer, event=event)
+
+    def ready(self, part: kvlink.Part, blocks: m.Blocks, tokens: int) -> None:
+        """Likewise."""
+        with nullcontext() if self.pool is None else self.pool.written() as event:
+            part.ready(blocks=(blocks,), tokens=tokens, event=event)
+
+    @property
+    def stream(self) -> int | None:
+        """On a GPU, whose work on the target's blocks comes before a fetch."""
+        return None if self.pool is None else self.pool.stream
 
 
 @dataclass(slots=True)
@@ -138,17 +158,21 @@ class Half:
         specs = wiring.sources if command.side == "source" else wiring.targets
         config = self._config(command.case)
         canary = SOURCE_CANARY if command.side == "source" else TARGET_CANARY
+        gpu = None if case.device == HOST else Gpu(case.device, config.cuda_library)
         ranks = []
         seconds = 0.0
         for position in command.ranks:
-            caches = kvlink.Caches.standard(specs[position])
+            pool = None if gpu is None else GpuPool(gpu, specs[position])
+            caches = kvlink.Caches.standard(specs[position]) if pool is None else pool.mirror
             content = CacheContent(caches.spec, [region.array for region in caches.regions], canary)
-            await asyncio.to_thread(content.wipe)
+            with nullcontext() if pool is None else pool.shown():
+                await asyncio.to_thread(content.wipe)
             start = time.monotonic()
-            opening = kvlink.open_link(config, caches, transports=self._transports(command.side))
+            cache = caches if pool is None else pool.caches
+            opening = kvlink.open_link(config, cache, transports=self._transports(command.side))
             link = await self._stack.enter_async_context(opening)
             seconds += time.monotonic() - start
-            ranks.append(Rank(caches, content, link))
+            ranks.append(Rank(caches, content, link, pool))
         self._state = _Opened(case, command.side, command.ranks, ranks, wiring, config.secret)
         if self._commons is not None:
             self._commons.caches[command.side] = [rank.caches for rank in ranks]
@@ -157,7 +181,13 @@ class Half:
             return m.Opened(cards=cards, seconds=seconds)
         (ucx,) = ranks[0].link.capabilities
         return m.Opened(
-            cards=cards, seconds=seconds, ucx_version=ucx.version, ucx_origin=ucx.origin, ucx_transports=ucx.detail
+            cards=cards,
+            seconds=seconds,
+            ucx_version=ucx.version,
+            ucx_origin=ucx.origin,
+            ucx_transports=ucx.detail,
+            gpu=None if gpu is None else f"{gpu.name} ({gpu.arch})",
+            stand_in=gpu is not None and gpu.stand_in,
         )
 
     def _transports(self, side: SideName) -> list[Transport] | None:
@@ -217,7 +247,8 @@ class Half:
     async def _judge(self, act: Callable[[CacheContent], Fault | None]) -> m.Checked:
         """Run ``act`` over the ranks in turn, off the loop, until one finds a fault."""
         for index, rank in enumerate(self._opened.ranks):
-            fault = await asyncio.to_thread(act, rank.content)
+            with nullcontext() if rank.pool is None else rank.pool.shown():
+                fault = await asyncio.to_thread(act, rank.content)
             if fault is not None:
                 return m.Checked(fault=f"{self._opened.side} rank {rank.caches.spec.place} ({index}): {fault}")
         return m.Checked(fault=None)
@@ -245,10 +276,10 @@ class Half:
         offer = self._offer(command.request, command.blocks) if case.flow == "fetch" else None
         for rank in opened.ranks:
             if offer is not None:
-                parts.append(rank.link.publish(offer))
+                parts.append(rank.publish(offer))
             else:
                 part = rank.link.announce(self._key(command.request), max_tokens=tokens, ttl_seconds=CLAIM_SECONDS)
-                part.ready(blocks=(command.blocks,), tokens=tokens)
+                rank.ready(part, command.blocks, tokens)
                 part.seal()
                 parts.append(part)
         return m.Done()
@@ -264,21 +295,23 @@ class Half:
         opened.engines[command.request] = command.engine
         start_on = self._fetching(command) if opened.case.flow == "fetch" else self._expecting(command)
         start = time.monotonic()
-        parts = opened.parts[command.request] = [start_on(rank.link) for rank in opened.ranks]
+        parts = opened.parts[command.request] = [start_on(rank) for rank in opened.ranks]
         results, error = await _ends(parts)
         end = time.monotonic()
         ranks = tuple(_rank_move(result) for result in results)
         return m.Moved(start_seconds=start, end_seconds=end, ranks=ranks, error=error)
 
-    def _fetching(self, command: m.Move) -> Callable[[kvlink.Link], kvlink.Part]:
+    def _fetching(self, command: m.Move) -> Callable[[Rank], kvlink.Part]:
         offer = self._offer(command.request, command.source_blocks)
         into = (command.target_blocks,)
-        return lambda link: link.start_fetch(offer, into, deadline_seconds=DEADLINE_SECONDS)
+        return lambda rank: rank.link.start_fetch(offer, into, deadline_seconds=DEADLINE_SECONDS, stream=rank.stream)
 
-    def _expecting(self, command: m.Move) -> Callable[[kvlink.Link], kvlink.Part]:
+    def _expecting(self, command: m.Move) -> Callable[[Rank], kvlink.Part]:
         ticket = self._ticket(command.request)
         source, into = self._opened.rosters["source"], (command.target_blocks,)
-        return lambda link: link.expect(ticket, source, into, deadline_seconds=DEADLINE_SECONDS)
+        return lambda rank: rank.link.expect(
+            ticket, source, into, deadline_seconds=DEADLINE_SECONDS, stream=rank.stream
+        )
 
     # --- the limit --------------------------------------------------------------------------------------------------
 

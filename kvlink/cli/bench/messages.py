@@ -156,13 +156,18 @@ class Done(Reply, frozen=True):
 
 
 class Opened(Reply, frozen=True):
-    """The links are open: one card a rank, what UCX was loaded, and how long pools and registration took."""
+    """The links are open: one card a rank, what UCX was loaded, and how long pools and registration took.
+
+    ``gpu`` is where the caches lie; ``stand_in`` says that it is none, but a library for tests.
+    """
 
     cards: tuple[Card, ...]
     seconds: float
     ucx_version: str | None = None
     ucx_origin: str | None = None
     ucx_transports: str | None = None
+    gpu: str | None = None
+    stand_in: bool = False
 
 
 class Checked(Reply, frozen=True):

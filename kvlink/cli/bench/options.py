@@ -84,6 +84,7 @@ def _add_sides(group: argparse._ArgumentGroup) -> None:
 def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--flow", choices=get_args(Flow), default="fetch", help="who speaks first (%(default)s)")
     group.add_argument("--transport", choices=get_args(TransportName), default="ucx", help="(%(default)s)")
+    group.add_argument("--device", default="host", metavar="WHERE", help="host, cuda or cuda:N (%(default)s)")
     group.add_argument("--concurrency", type=int, default=1, metavar="N", help="requests in flight (%(default)s)")
     group.add_argument("--tries", type=int, default=3, metavar="N", help="of a request that fails (%(default)s)")
     group.add_argument(
@@ -179,6 +180,7 @@ def parse(arguments: argparse.Namespace) -> Options:
         ucx_origin=arguments.ucx_origin,
         seed=arguments.seed,
         stream_lanes=arguments.lanes,
+        device="cuda:0" if arguments.device == "cuda" else arguments.device,
         tries=arguments.tries,
         kill_target_every=arguments.kill_target_every,
         fault=None if arguments.fault is None else _fault(arguments.fault),

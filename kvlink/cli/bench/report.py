@@ -165,7 +165,7 @@ def make_report(case: Case, tally: Tally, opened: m.Opened, runs: Runs, limit: t
     return Report(
         schema=SCHEMA,
         kvlink=VERSION,
-        evidence_level="measured_host",
+        evidence_level=_evidence(opened),
         environment=_environment(opened),
         case=_case(case, tally),
         bytes_per_request=sum(measured) * case.side_token_bytes("target") // len(measured),
@@ -183,6 +183,12 @@ def make_report(case: Case, tally: Tally, opened: m.Opened, runs: Runs, limit: t
     )
 
 
+def _evidence(opened: m.Opened) -> Literal["measured_host", "measured_gpu", "stand_in"]:
+    if opened.gpu is None:
+        return "measured_host"
+    return "stand_in" if opened.stand_in else "measured_gpu"
+
+
 def _phase(seconds: list[float]) -> Phase:
     return Phase(p50=percentile(seconds, 50), p95=percentile(seconds, 95), p99=percentile(seconds, 99))
 
@@ -195,7 +201,7 @@ def _environment(opened: m.Opened) -> Environment:
         ucx_version=opened.ucx_version,
         ucx_origin=opened.ucx_origin,
         ucx_transports=opened.ucx_transports,
-        gpu=None,
+        gpu=opened.gpu,
     )
 
 
@@ -217,7 +223,7 @@ def _case(case: Case, tally: Tally) -> CaseReport:
         path=move.path if move else "direct",
         path_reason=move.path_reason if move else "nothing was moved",
         ucx_tls=case.ucx_tls,
-        device="host",
+        device=case.device,
         requests=case.requests,
         concurrency=case.concurrency,
         integrity=case.integrity,
