@@ -109,10 +109,12 @@ def after_a_slow_writer(stand_in):
 
 
 def test_f1_what_is_queued_on_the_callers_stream_comes_first(stand_in):
+    """F1."""
     assert after_a_slow_writer(stand_in)
 
 
 def test_f1_without_the_wait_the_stand_in_shows_wrong_bytes(stand_in):
+    """F1."""
     stand_in.skip("cuStreamWaitEvent")
     assert not after_a_slow_writer(stand_in)
 

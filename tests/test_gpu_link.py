@@ -126,10 +126,12 @@ async def late_source(stand_in):
 
 
 async def test_f1_nothing_is_read_before_the_producers_event(stand_in):
+    """F1."""
     assert await late_source(stand_in) is None
 
 
 async def test_f1_without_the_wait_the_stand_in_shows_wrong_bytes(stand_in):
+    """F1."""
     stand_in.skip("cuStreamWaitEvent")
     assert await late_source(stand_in) is not None
 
@@ -147,16 +149,18 @@ async def late_consumer(stand_in):
 
 
 async def test_f4_nothing_is_written_while_the_consumers_stream_uses_the_blocks(stand_in):
+    """F4."""
     assert await late_consumer(stand_in) is None
 
 
 async def test_f4_without_the_wait_the_stand_in_shows_wrong_bytes(stand_in):
+    """F4."""
     stand_in.skip("cuStreamWaitEvent")
     assert await late_consumer(stand_in) is not None
 
 
 async def test_f2_a_slot_comes_back_when_its_event_has_passed(stand_in):
-    """Taken for done too early, a slot is sent before it is packed, or taken back before it is scattered."""
+    """F2: taken for done too early, a slot is sent before it is packed, or taken back before it is scattered."""
     stand_in.delays(11, 3000)
     faults = []
     with pytest.MonkeyPatch.context() as patch:
