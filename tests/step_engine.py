@@ -135,7 +135,8 @@ class StepEngine:
                 assert request_id in self.waiting, f"{request_id} is reported, and nobody waits for it"
                 self.waiting.discard(request_id)
                 into.append(request_id)
-            (self.scheduler.sends_ended if kind == "sent" else self.scheduler.loads_ended)(whole)
+            if kind == "received":
+                self.scheduler.loads_ended(whole)
         return work
 
 

@@ -60,7 +60,7 @@ FIELDS = {
     "VllmConfig": {"instance_id", "model_config", "parallel_config", "cache_config", "speculative_config",
                    "compilation_config", "kv_transfer_config"},
     "KVTransferConfig": {"engine_id", "kv_connector_extra_config", "kv_load_failure_policy"},
-    "KVConnectorOutput": {"finished_sending", "finished_recving", "failed_recving"},
+    "KVConnectorOutput": {"finished_recving"},
 }  # fmt: skip
 
 

@@ -81,7 +81,7 @@ def grown(before: dict[str, float], after: dict[str, float], name: str) -> float
 def test_every_prompt_token_is_fetched_and_every_answer_is_right(deployment: Deployment) -> None:
     """24 prompts of 1 to 1,500 tokens, several at once. Only a prompt's last token is computed by the decode server."""
     prompts = [prompt(length) for length in LENGTHS]
-    alone = [tokens_of(deployment.prefill.complete(asked)) for asked in prompts]
+    alone = [tokens_of(deployment.decode.complete(asked)) for asked in prompts]
     before = deployment.decode.metrics()
     with ThreadPoolExecutor(AT_ONCE) as threads:
         assert list(threads.map(deployment.ask, prompts)) == alone
@@ -119,4 +119,4 @@ def test_a_client_that_hangs_up_gives_every_block_back(deployment: Deployment) -
         next(answer.iter_raw())
     until(lambda: deployment.prefill.cache_usage() == deployment.decode.cache_usage() == 0)
     asked = prompt(60, 4)
-    assert deployment.ask(asked) == tokens_of(deployment.prefill.complete(asked))
+    assert deployment.ask(asked) == tokens_of(deployment.decode.complete(asked))

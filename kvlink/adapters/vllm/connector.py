@@ -164,7 +164,6 @@ class KVLinkConnector(KVConnectorBase_V1, SupportsHMA):
     def update_connector_output(self, connector_output: Any) -> None:
         """What all ranks have reported."""
         self._need_scheduler().loads_ended(connector_output.finished_recving or ())
-        self._need_scheduler().sends_ended(connector_output.finished_sending or ())
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """As `request_finished_all_groups`, where the hybrid allocator is off."""

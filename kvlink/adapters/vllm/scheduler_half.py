@@ -97,7 +97,6 @@ class SchedulerHalf:
         self._clock = clock
         self._roster: Roster | None = None
         self._incoming: dict[str, _Incoming] = {}
-        self._held: set[str] = set()
         self._work = StepWork()
         self._renew_at = clock()
 
@@ -183,8 +182,8 @@ class SchedulerHalf:
             complete: whether its prompt was computed to the end, rather than aborted.
 
         Returns:
-            Transfer parameters if its blocks are held for whoever fetches them (`sends_ended` tells of their end),
-            else ``None``: the blocks are vLLM's at once.
+            Transfer parameters if its blocks are held for whoever fetches them, until every rank has reported their
+            end; else ``None``: the blocks are vLLM's at once.
         """
         self._forget(request.request_id)
         params = request.kv_transfer_params
@@ -199,17 +198,7 @@ class SchedulerHalf:
         if published is None:
             return None
         self._work.publish.append(Publish(request.request_id, published[0]))
-        self._held.add(request.request_id)
         return published[1]
-
-    def sends_ended(self, request_ids: Iterable[str]) -> None:
-        """Every rank has let go of these requests' blocks."""
-        self._held.difference_update(request_ids)
-
-    @property
-    def held(self) -> int:
-        """Finished requests whose blocks are kept for a reader."""
-        return len(self._held)
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
