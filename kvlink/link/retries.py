@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from kvlink.errors import CancelledError, ConfigError, KVLinkError, TransferError
 from kvlink.link.part import LivePart, Part, Result
@@ -16,7 +16,6 @@ from kvlink.protocol.retry import Again, RetryPolicy, again
 from kvlink.wire import error_to_info
 
 if TYPE_CHECKING:
-    from kvlink.link.driver import Driver
     from kvlink.link.tasks import TaskSet
     from kvlink.observe import Counters
     from kvlink.wire import Offer
@@ -121,8 +120,22 @@ def check_sources(next_offer: NextOffer | None, ranks: int) -> None:
         )
 
 
+class Fetching(Protocol):
+    """What tries are made with: `Driver`."""
+
+    @property
+    def fetch(self) -> Callable[..., None]:
+        """Starts one try."""
+
+    def moment(self, *, stream: object) -> Any:  # noqa: ANN401 - passed on to ``fetch``
+        """What the reads of a try wait for."""
+
+    async def finished(self, part: Part) -> Result:
+        """The end of a part; raises what it ended with."""
+
+
 async def fetch_with_retries(
-    driver: Driver,
+    driver: Fetching,
     offer: Offer,
     retrying: Retrying,
     stream: object = None,
