@@ -1,4 +1,4 @@
-"""Ranks in processes of their own, over UCX: killed, stopped and resumed, restarted, closed, with a held GIL.
+"""Ranks in processes of their own: killed, stopped and resumed, restarted, closed, with a held GIL.
 
 The victim is a process (`rank_process`), the survivor an engine in this one. A transfer must last, so that what
 happens to it happens in its middle: runs of one row, 64 bytes, take long for their size; long runs take a big cache.
@@ -59,11 +59,24 @@ class Big:
 
 SHORT_RUNS = Big(250, "hnd")
 """32 MB in runs of 64 bytes: small messages, copied."""
+MORE_SHORT_RUNS = Big(1000, "hnd")
+"""128 MB of them, for streams, which move them faster."""
 LONG_RUNS = Big(2500, "nhd")
 """320 MB in runs of up to a chunk: written into place by the network."""
 ENDS_WITHIN_SECONDS = 5.0
 LOST_WITHIN_SECONDS = 3.0
-TRANSPORTS = pytest.mark.parametrize("tls", [None, "tcp"])
+Over = dict[str, Any]
+"""Settings: what carries the bytes."""
+UCX: Over = {"ucx_tls": None}
+TCP: Over = {"ucx_tls": "tcp"}
+STREAM: Over = {"transports": ("stream",)}
+TRANSPORTS = pytest.mark.parametrize("over", [UCX, TCP, STREAM], ids=["ucx", "ucx-tcp", "stream"])
+
+
+def lasting(over: Over) -> Big:
+    """A transfer that lasts, over this."""
+    return MORE_SHORT_RUNS if over is STREAM else SHORT_RUNS
+
 
 OpenRank = Callable[..., Awaitable[RankProcess]]
 spare: list[RankProcess] = []
@@ -100,12 +113,12 @@ async def open_rank() -> AsyncIterator[OpenRank]:
             rank.close()
 
 
-def source_here(tls: str | None = None, **settings: object) -> Engine:
-    return source_engine(None, layout="nhd", settings={"ucx_tls": tls, **settings}, **SHORT_RUNS.shape)
+def source_here(big: Big = SHORT_RUNS, **settings: object) -> Engine:
+    return source_engine(None, layout="nhd", settings=settings, **big.shape)
 
 
-def target_here(tls: str | None = None, big: Big = SHORT_RUNS, **settings: object) -> Engine:
-    return target_engine(None, layout=big.target_layout, settings={"ucx_tls": tls, **settings}, **big.shape)
+def target_here(big: Big = SHORT_RUNS, **settings: object) -> Engine:
+    return target_engine(None, layout=big.target_layout, settings=settings, **big.shape)
 
 
 def arrived(spec: CacheSpec, regions: Sequence[np.ndarray], blocks: Sequence[int]) -> tuple[bool, bool]:
@@ -176,36 +189,38 @@ async def serves_there(source: Engine, target: RankProcess, key: str) -> None:
 
 @TRANSPORTS
 async def test_b1_c7_a_source_killed_in_mid_transfer_is_lost_and_a_new_one_is_served(
-    tls: str | None, open_rank: OpenRank
+    over: Over, open_rank: OpenRank
 ) -> None:
-    source = await open_rank("prefill", ucx_tls=tls)
-    async with target_here(tls) as target:
-        part = await fetch_big(source, target, "i:killed")
+    big = lasting(over)
+    source = await open_rank("prefill", big=big, **over)
+    async with target_here(big, **over) as target:
+        part = await fetch_big(source, target, "i:killed", big)
         killed = source.kill()
         error, ended = await end_of(part)
         assert isinstance(error, PeerLostError)
         assert error.retryable
         assert ended - killed < ENDS_WITHIN_SECONDS
         target.assert_no_block_out()
-        assert target.ranks[0].content.check_wiped(SHORT_RUNS.others) is None
-        await serves_here(await open_rank("prefill", ucx_tls=tls), target, "i:next")
+        assert target.ranks[0].content.check_wiped(big.others) is None
+        await serves_here(await open_rank("prefill", **over), target, "i:next")
 
 
 @TRANSPORTS
 async def test_b3_c7_a_target_killed_in_mid_transfer_frees_its_source_which_serves_a_new_one(
-    tls: str | None, open_rank: OpenRank
+    over: Over, open_rank: OpenRank
 ) -> None:
-    target = await open_rank("decode", ucx_tls=tls)
-    async with source_here(tls) as source:
-        part = await big_fetched(source, target, "i:killed")
+    big = lasting(over)
+    target = await open_rank("decode", big=big, **over)
+    async with source_here(big, **over) as source:
+        part = await big_fetched(source, target, "i:killed", big)
         killed = target.kill()
         error, ended = await end_of(part)
         assert isinstance(error, PeerError)
         assert error.retryable
         assert ended - killed < ENDS_WITHIN_SECONDS
         source.assert_no_block_out()
-        assert target.content.check_wiped(SHORT_RUNS.others) is None
-        await serves_there(source, await open_rank("decode", ucx_tls=tls), "i:next")
+        assert target.content.check_wiped(big.others) is None
+        await serves_there(source, await open_rank("decode", **over), "i:next")
 
 
 async def reuse_and_resume(source: RankProcess, target: Engine) -> None:
@@ -220,12 +235,16 @@ async def reuse_and_resume(source: RankProcess, target: Engine) -> None:
     assert all((region == 0x77).all() for region in regions)
 
 
-@pytest.mark.parametrize("big", [SHORT_RUNS, LONG_RUNS], ids=["short runs", "long runs"])
+@pytest.mark.parametrize(
+    ("big", "over"),
+    [(SHORT_RUNS, TCP), (LONG_RUNS, TCP), (MORE_SHORT_RUNS, STREAM), (LONG_RUNS, STREAM)],
+    ids=["ucx-tcp, short runs", "ucx-tcp, long runs", "stream, short runs", "stream, long runs"],
+)
 async def test_a1_c7_a_source_stopped_in_mid_transfer_and_resumed_after_the_cut_off_changes_no_byte(
-    big: Big, open_rank: OpenRank
+    big: Big, over: Over, open_rank: OpenRank
 ) -> None:
-    source = await open_rank("prefill", big=big, ucx_tls="tcp")
-    async with target_here("tcp", big) as target:
+    source = await open_rank("prefill", big=big, **over)
+    async with target_here(big, **over) as target:
         part = await fetch_big(source, target, "i:stopped", big)
         stopped = source.stop()
         error, ended = await end_of(part)
@@ -291,27 +310,28 @@ async def test_c1_a_source_restarted_on_its_port_is_another_peer(open_rank: Open
         await serves_here(successor, target, "i:new")
 
 
+@pytest.mark.parametrize("over", [UCX, STREAM], ids=["ucx", "stream"])
 @pytest.mark.parametrize("holder", ["source", "target"])
-async def test_b9_a_held_gil_is_neither_loss_nor_lapse(holder: str, open_rank: OpenRank) -> None:
-    quick = {"lease_seconds": 1.2, "peer_lost_seconds": 1.2, "heartbeat_seconds": 0.2}
-    held_seconds = 2.5
+async def test_b9_a_held_gil_is_neither_loss_nor_lapse(holder: str, over: Over, open_rank: OpenRank) -> None:
+    quick = {"lease_seconds": 1.2, "peer_lost_seconds": 1.2, "heartbeat_seconds": 0.2, **over}
+    held_seconds, big = 2.5, lasting(over)
     if holder == "source":
-        source = await open_rank("prefill", **quick)
-        async with target_here(**quick) as target:
-            part = await fetch_big(source, target, "i:held")
+        source = await open_rank("prefill", big=big, **quick)
+        async with target_here(big, **quick) as target:
+            part = await fetch_big(source, target, "i:held", big)
             await source.call("hold_gil", seconds=held_seconds)
             await part.wait()
-            target.assert_holds(SHORT_RUNS.prompt, SHORT_RUNS.into)
+            target.assert_holds(big.prompt, big.into)
             assert (await source.end_of("i:held")).state == "DONE"
             counters = target.links[0].stats().counters
     else:
-        receiver = await open_rank("decode", **quick)
-        async with source_here(**quick) as giver:
-            part = await big_fetched(giver, receiver, "i:held")
+        receiver = await open_rank("decode", big=big, **quick)
+        async with source_here(big, **quick) as giver:
+            part = await big_fetched(giver, receiver, "i:held", big)
             await receiver.call("hold_gil", seconds=held_seconds)
             await part.wait()
             assert (await receiver.end_of("i:held")).state == "DONE"
-            assert receiver.content.check(SHORT_RUNS.prompt, SHORT_RUNS.into) is None
+            assert receiver.content.check(big.prompt, big.into) is None
             counters = giver.links[0].stats().counters
     assert (counters["peers_lost"], counters["leases_lapsed"]) == (0, 0)
 
@@ -339,19 +359,20 @@ async def test_a7_a_source_that_closes_past_its_bound_says_what_it_cut(open_rank
 
 @TRANSPORTS
 async def test_a7_a_target_that_closes_past_its_bound_says_what_it_cut_and_is_written_no_more(
-    tls: str | None, open_rank: OpenRank
+    over: Over, open_rank: OpenRank
 ) -> None:
-    source = await open_rank("prefill", ucx_tls=tls)
-    async with target_here(tls) as target:
-        part = await fetch_big(source, target, "i:cut")
-        report = await target.links[0].close(0.1)
+    big = lasting(over)
+    source = await open_rank("prefill", big=big, **over)
+    async with target_here(big, **over) as target:
+        part = await fetch_big(source, target, "i:cut", big)
+        report = await target.links[0].close(0.0)
         assert report.cut == ("i:cut",)
         assert part.state is State.CANCELLED
         target.ranks[0].content.wipe()
         await asyncio.sleep(0.2)
         target.assert_untouched()
     assert (await source.end_of("i:cut")).state == "CANCELLED"
-    async with target_here(tls) as successor:
+    async with target_here(big, **over) as successor:
         await serves_here(source, successor, "i:next")
 
 
