@@ -15,6 +15,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ PAGE: Final = mmap.PAGESIZE
 MAX_LINE: Final = 1 << 24
 ANSWER_SECONDS: Final = 20.0
 PR_SET_PDEATHSIG: Final = 1
+LOWEST_PRIORITY: Final = 19
 
 
 class Call(msgspec.Struct):
@@ -54,6 +56,22 @@ class Ended(msgspec.Struct):
     code: str = ""
     message: str = ""
     retryable: bool = False
+    wire_seconds: float = 0.0
+    """A target's: from the first get posted to the last one landed."""
+
+
+class Hog(threading.Thread):
+    """Pure Python that never lets go of the interpreter by itself. It takes the interpreter, and little of a core."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.enough = False
+
+    def run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+        number = 0
+        while not self.enough:
+            number = number * 31 % 1_000_003 + 1
 
 
 def map_regions(file: Path, lengths: Sequence[int]) -> list[np.ndarray]:
@@ -214,6 +232,7 @@ class Served:
         self._parts: dict[str, Part] = {}
         self._ended: dict[str, Ended] = {}
         self._lost_at: list[float] = []
+        self._hog: Hog | None = None
 
     async def open(self, file: str, spec: dict[str, Any], settings: dict[str, Any]) -> dict[str, str]:
         if self._link is not None:
@@ -258,6 +277,24 @@ class Served:
         """Sleep as badly behaved extension code does: no other Python thread of the process runs."""
         ctypes.PyDLL(None).usleep(int(seconds * 1e6))
 
+    def hog(self, on: bool) -> None:
+        """Have a thread of pure Python run, or stop it."""
+        if self._hog is not None:
+            self._hog.enough = True
+            self._hog.join()
+        self._hog = None
+        if on:
+            self._hog = Hog()
+            self._hog.start()
+
+    def lapsed(self) -> int:
+        assert self._link is not None
+        return self._link.stats().counters["leases_lapsed"]
+
+    def release(self, key: str) -> None:
+        assert self._link is not None
+        self._link.release(key)
+
     def _keep(self, part: Part) -> None:
         self._parts[part.key] = part
         part.when_ended(self._on_end)
@@ -269,7 +306,8 @@ class Served:
     def _on_end(self, part: Part) -> None:
         assert part.result is not None
         error = part.result.error
-        ended = Ended(state=part.state.name, at=time.monotonic())
+        wire_seconds = part.result.phases.get("wire", 0.0)
+        ended = Ended(state=part.state.name, at=time.monotonic(), wire_seconds=wire_seconds)
         if error is not None:
             ended = Ended(ended.state, ended.at, error.code, str(error), error.retryable)
         self._ended[part.key] = ended
