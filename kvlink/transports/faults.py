@@ -92,12 +92,13 @@ class KillPeer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomFaults:
-    """Every chunk of every read takes its chance.
+    """Every read, and every chunk of it, takes its chance.
 
     What happens to a chunk depends on ``seed``, its read, its index and its try only: not on the order of events.
 
     Attributes:
-        drop: how likely a chunk never comes; its read then ends with FAILED.
+        drop: how likely a read loses one of its first chunks, and ends with FAILED; not of every chunk, for then no
+            long read would ever end well. One of very few chunks may get away.
         corrupt: how likely a byte of a try at a chunk arrives wrong.
         delay: how likely a chunk stays in flight for up to ``delay_steps`` more polls of its target.
         delay_steps: at most, 1 at least.
@@ -111,8 +112,9 @@ class RandomFaults:
     seed: int = 0
 
     def drops(self, read: int, landed: int) -> bool:
-        """Whether the chunk after ``landed`` others of a read never comes."""
-        return self.drop > 0 and self._draw("drop", read, landed).random() < self.drop
+        """Whether a read fails now, with ``landed`` of its chunks at the target."""
+        draw = self._draw("drop", read)
+        return draw.random() < self.drop and landed >= draw.randint(0, 3)
 
     def corrupts(self, read: int, chunk: int, nth_try: int) -> bool:
         """Whether a byte of this try at a chunk arrives wrong."""

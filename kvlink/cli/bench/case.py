@@ -53,7 +53,7 @@ class Round(msgspec.Struct, frozen=True):
 
 
 class FaultRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How likely each chunk is lost, altered and late, 0 to 1."""
+    """How likely a read loses a chunk, and a chunk is altered or late, 0 to 1."""
 
     drop: float = 0.0
     corrupt: float = 0.0

@@ -90,7 +90,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--fault",
         metavar="LIST",
-        help="loopback: what happens to chunks by chance, as drop=0.01,corrupt=0.01,delay=0.1",
+        help="loopback: what happens to reads and chunks by chance, as drop=0.01,corrupt=0.01,delay=0.1",
     )
     group.add_argument(
         "--kill-target-every", type=int, metavar="N", help="kill the target's processes under every N-th request"
