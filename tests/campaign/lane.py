@@ -142,8 +142,14 @@ class Lane:
     # --- lives --------------------------------------------------------------------------------------------------------
 
     async def _seat(self, seat: str, listen: str) -> None:
-        life = await self._unborn()
-        await self._bear(life, seat, listen)
+        while True:
+            life = await self._unborn()
+            try:
+                await self._bear(life, seat, listen)
+            except GoneError:  # a finding, or an end by UCX: it is buried, and another takes its place
+                await self._bury(life)
+            else:
+                return
 
     async def _unborn(self) -> Life:
         life = Life(await self._next_process(), self.tally.findings, self.dice)
