@@ -23,8 +23,6 @@ from kvlink.errors import LayoutError
 from kvlink.layout.check import check_spec
 from kvlink.layout.geometry import CacheSpec, DType, Group, Identity, Place, Plane, PlaneKind
 
-_KINDS = (PlaneKind.K, PlaneKind.V)
-
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
@@ -35,6 +33,7 @@ class _Shape:
     slots: int
     heads: int
     row: int
+    kinds: tuple[PlaneKind, ...]
 
     @property
     def block_bytes(self) -> int:
@@ -58,33 +57,35 @@ def _nhd(shape: _Shape) -> _Built:
             block_stride=shape.block_bytes, slot_stride=shape.heads * shape.row, head_stride=shape.row,
         )
         for region, layer in enumerate(shape.layers)
-        for which, kind in enumerate(_KINDS)
+        for which, kind in enumerate(shape.kinds)
     ]  # fmt: skip
-    return planes, [2 * shape.plane_bytes] * len(shape.layers)
+    return planes, [len(shape.kinds) * shape.plane_bytes] * len(shape.layers)
 
 
 def _hnd(shape: _Shape) -> _Built:
     planes = [
         Plane(
             layer=layer, kind=kind, region=region, offset_bytes=which * shape.block_bytes,
-            block_stride=2 * shape.block_bytes, slot_stride=shape.row, head_stride=shape.slots * shape.row,
+            block_stride=len(shape.kinds) * shape.block_bytes, slot_stride=shape.row,
+            head_stride=shape.slots * shape.row,
         )
         for region, layer in enumerate(shape.layers)
-        for which, kind in enumerate(_KINDS)
+        for which, kind in enumerate(shape.kinds)
     ]  # fmt: skip
-    return planes, [2 * shape.plane_bytes] * len(shape.layers)
+    return planes, [len(shape.kinds) * shape.plane_bytes] * len(shape.layers)
 
 
 def _fused(shape: _Shape) -> _Built:
     planes = [
         Plane(
             layer=layer, kind=kind, region=region, offset_bytes=which * shape.row,
-            block_stride=2 * shape.block_bytes, slot_stride=2 * shape.row, head_stride=2 * shape.slots * shape.row,
+            block_stride=len(shape.kinds) * shape.block_bytes, slot_stride=len(shape.kinds) * shape.row,
+            head_stride=len(shape.kinds) * shape.slots * shape.row,
         )
         for region, layer in enumerate(shape.layers)
-        for which, kind in enumerate(_KINDS)
+        for which, kind in enumerate(shape.kinds)
     ]  # fmt: skip
-    return planes, [2 * shape.plane_bytes] * len(shape.layers)
+    return planes, [len(shape.kinds) * shape.plane_bytes] * len(shape.layers)
 
 
 def _apart(shape: _Shape) -> _Built:
@@ -93,23 +94,23 @@ def _apart(shape: _Shape) -> _Built:
             layer=layer, kind=kind, region=which * len(shape.layers) + index, offset_bytes=0,
             block_stride=shape.block_bytes, slot_stride=shape.heads * shape.row, head_stride=shape.row,
         )
-        for which, kind in enumerate(_KINDS)
+        for which, kind in enumerate(shape.kinds)
         for index, layer in enumerate(shape.layers)
     ]  # fmt: skip
-    return planes, [shape.plane_bytes] * (2 * len(shape.layers))
+    return planes, [shape.plane_bytes] * (len(shape.kinds) * len(shape.layers))
 
 
 def _blockmajor(shape: _Shape) -> _Built:
     planes = [
         Plane(
-            layer=layer, kind=kind, region=0, offset_bytes=(2 * index + which) * shape.block_bytes,
-            block_stride=2 * len(shape.layers) * shape.block_bytes, slot_stride=shape.heads * shape.row,
+            layer=layer, kind=kind, region=0, offset_bytes=(len(shape.kinds) * index + which) * shape.block_bytes,
+            block_stride=len(shape.kinds) * len(shape.layers) * shape.block_bytes, slot_stride=shape.heads * shape.row,
             head_stride=shape.row,
         )
         for index, layer in enumerate(shape.layers)
-        for which, kind in enumerate(_KINDS)
+        for which, kind in enumerate(shape.kinds)
     ]  # fmt: skip
-    return planes, [2 * len(shape.layers) * shape.plane_bytes]
+    return planes, [len(shape.kinds) * len(shape.layers) * shape.plane_bytes]
 
 
 _BUILDERS: Final[dict[str, Callable[[_Shape], _Built]]] = {
@@ -136,6 +137,7 @@ def standard_spec(  # noqa: PLR0913 - a cache has this many independent sizes, a
     dtype: DType,
     group: str = "full",
     scales: tuple[tuple[float, ...], ...] | None = None,
+    kinds: tuple[PlaneKind, ...] = (PlaneKind.K, PlaneKind.V),
 ) -> CacheSpec:
     """A rank's cache in one of the common orders: one full-attention group, ``identity.head_dim`` channels.
 
@@ -149,6 +151,7 @@ def standard_spec(  # noqa: PLR0913 - a cache has this many independent sizes, a
         num_blocks: blocks in the cache.
         dtype: element type.
         group: the group's name.
+        kinds: what a layer stores, one row of ``head_dim`` each; ``(PlaneKind.LATENT,)`` for MLA.
         scales: as in `Group`; by default a quantised dtype is stated to have a scale of 1.
 
     Raises:
@@ -160,7 +163,8 @@ def standard_spec(  # noqa: PLR0913 - a cache has this many independent sizes, a
     if scales is None:
         scales = ((1.0,),) if dtype.quantised else ()
     row = identity.head_dim * dtype.itemsize
-    planes, region_bytes = build(_Shape(layers=layers, blocks=num_blocks, slots=block_size, heads=len(heads), row=row))
+    shape = _Shape(layers=layers, blocks=num_blocks, slots=block_size, heads=len(heads), row=row, kinds=kinds)
+    planes, region_bytes = build(shape)
     spec = CacheSpec(
         identity=identity,
         place=place,

@@ -9,8 +9,10 @@ from typing import Final, Literal
 import msgspec
 
 from kvlink import limits
+from kvlink.cli.bench.numbers import CONVERTED
 from kvlink.cli.models import Geometry
 from kvlink.errors import ConfigError
+from kvlink.layout import DType
 
 Flow = Literal["push", "fetch"]
 TransportName = Literal["ucx", "stream", "loopback"]
@@ -34,6 +36,8 @@ class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     pp: int
     block_size: int
     layout: str
+    dtype: DType | None = None
+    """``None``: the geometry's."""
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold ``tokens``."""
@@ -66,6 +70,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ``prompts`` are token counts, warm-up first. ``tries`` are those of a request, the first included. ``device`` is
     where all caches lie. Of every ``kill_target_every`` requests one has the target's processes killed under it.
     Request i goes from source engine ``i % source_engines`` to target engine ``i % target_engines``.
+    ``path`` is of reads over ucx.
     """
 
     geometry: Geometry
@@ -88,6 +93,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     kill_target_every: int | None = None
     source_engines: int = 1
     target_engines: int = 1
+    path: str = "auto"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run, by the name of its flag.
@@ -112,6 +118,10 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                 raise ConfigError(msg)
         self._check_topology()
         self._check_device()
+        if self.path != "auto" and self.transport != "ucx":
+            msg = f"--path {self.path} is of ucx; {self.transport} has one path: drop --path"
+            raise ConfigError(msg)
+        self._check_conversion()
         _within("--lanes", self.stream_lanes, 1, limits.MAX_LANES)
         _within("--concurrency", self.concurrency, 1, limits.MAX_ACTIVE_READS)
         _within("--layers", self.geometry.layers, 1, limits.MAX_LAYERS)
@@ -151,6 +161,28 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         """Engines of one side."""
         return self.source_engines if name == "source" else self.target_engines
 
+    def _check_conversion(self) -> None:
+        types = [self.dtype("source"), self.dtype("target")]
+        strange = [dtype.value for dtype in types if dtype not in CONVERTED]
+        if self.converts and strange:
+            msg = f"--source-dtype and --target-dtype are {types[0].value} and {types[1].value}; {strange[0]} is opaque"
+            raise ConfigError(msg)
+        if self.converts and self.path == "direct":
+            msg = "--path direct moves bytes as they are, and the dtypes differ: drop --path"
+            raise ConfigError(msg)
+        if self.converts and self.limit_check:
+            msg = "--limit-check moves the same bytes raw, and the dtypes differ: give --no-limit-check"
+            raise ConfigError(msg)
+
+    def dtype(self, name: SideName) -> DType:
+        """Element type of a side's cache."""
+        return self.side(name).dtype or self.geometry.dtype
+
+    @property
+    def converts(self) -> bool:
+        """Whether elements change on their way."""
+        return self.dtype("source") is not self.dtype("target")
+
     def side(self, name: SideName) -> Side:
         """The side called ``name``."""
         return self.source if name == "source" else self.target
@@ -161,13 +193,18 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return len(self.prompts) - self.warmup
 
     def request_bytes(self, index: int) -> int:
-        """Payload of request ``index``: what all target ranks receive, replicas of a head included."""
-        return self.prompts[index] * self.side_token_bytes("target")
+        """Payload of request ``index``, which is the source's bytes of what all target ranks receive, replicas too."""
+        return self.prompts[index] * self.payload_token_bytes
+
+    @property
+    def payload_token_bytes(self) -> int:
+        """Payload of a token."""
+        return self.side_token_bytes("target") // self.dtype("target").itemsize * self.dtype("source").itemsize
 
     def side_token_bytes(self, name: SideName) -> int:
         """Bytes that a token has over all ranks of a side: with more TP ranks than KV heads, each rank holds one."""
         heads = max(self.geometry.kv_heads, self.side(name).tp)
-        return self.geometry.token_bytes // self.geometry.kv_heads * heads
+        return heads * self.geometry.head_elements * self.dtype(name).itemsize
 
     def rounds(self) -> Iterator[Round]:
         """Cut the prompts into rounds: single requests, or as many as keep ``concurrency`` busy within the bound."""

@@ -16,7 +16,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlink.layout import CacheSpec, Group, Plane, PlaneKind
+from kvlink.cli.bench.numbers import Converter, head_scale, lane_of, tame
+from kvlink.layout import CacheSpec, DType, Group, Plane, PlaneKind
 
 SOURCE_CANARY: Final = 0xA5
 TARGET_CANARY: Final = 0x5A
@@ -84,10 +85,15 @@ class CacheContent:
         spec: the cache's geometry.
         regions: its memory, ``uint8``, one array a region, as long as ``spec.region_bytes`` says.
         canary: the byte that every byte nobody owns holds.
+        source_dtype: what the source stores, where the target stores another type: then contents are elements of it,
+            and this cache's are what becomes of them under `head_scale`'s scales. ``None``: contents are just bytes.
     """
 
-    def __init__(self, spec: CacheSpec, regions: Sequence[Bytes], canary: int) -> None:
+    def __init__(
+        self, spec: CacheSpec, regions: Sequence[Bytes], canary: int, source_dtype: DType | None = None
+    ) -> None:
         self._spec = spec
+        self._source_dtype = source_dtype
         self._regions = regions
         self._canary = canary
 
@@ -100,7 +106,7 @@ class CacheContent:
         """Write the prompt's KV into ``blocks``; slots past its last token are left as they are."""
         for group in self._spec.groups:
             for part in _parts(group, prompt.tokens, blocks):
-                positions = prompt.positions(part.first, part.last, group.row_bytes)
+                positions = prompt.positions(part.first, part.last, self._content_bytes(group))
                 for plane in group.planes:
                     rows = self._expected(group, plane, prompt, part, positions)
                     self._view(group, plane)[part.ids, : part.slots] = rows
@@ -109,7 +115,7 @@ class CacheContent:
         """Compare every byte of ``blocks`` with what its coordinates say, past the last token with the canary."""
         for group in self._spec.groups:
             for part in _parts(group, prompt.tokens, blocks):
-                positions = prompt.positions(part.first, part.last, group.row_bytes)
+                positions = prompt.positions(part.first, part.last, self._content_bytes(group))
                 for plane in group.planes:
                     found = self._view(group, plane)[part.ids]
                     body, tail = found[:, : part.slots], found[:, part.slots :]
@@ -158,9 +164,26 @@ class CacheContent:
 
     def _expected(self, group: Group, plane: Plane, prompt: Prompt, part: _Part, positions: Lanes) -> Lanes:
         """The rows of ``part``, ``[block, slot, head, lane]``."""
-        heads = prompt.heads(plane, group.heads, group.row_bytes)
+        heads = prompt.heads(plane, group.heads, self._content_bytes(group))
         by_block = positions.reshape(len(part.ids), part.slots, 1, heads.shape[-1])
-        return by_block ^ heads[None, None]
+        rows = by_block ^ heads[None, None]
+        return rows if self._source_dtype is None else self._converted(group, rows, self._source_dtype)
+
+    def _content_bytes(self, group: Group) -> int:
+        """Bytes of a row as the source stores it."""
+        return group.row_bytes if self._source_dtype is None else group.channels * self._source_dtype.itemsize
+
+    @staticmethod
+    def _converted(group: Group, rows: Lanes, source: DType) -> Lanes:
+        stored = tame(rows.view(lane_of(source)), source)
+        if group.dtype is not source:
+            convert = Converter(source, group.dtype)
+            by_head = [
+                convert(stored[:, :, index], head_scale(source, head), head_scale(group.dtype, head))
+                for index, head in enumerate(group.heads)
+            ]
+            stored = np.stack(by_head, axis=2)
+        return np.ascontiguousarray(stored).view(_lane(group.row_bytes))
 
     def _canary_lane(self, group: Group) -> np.unsignedinteger:
         lane = _lane(group.row_bytes)

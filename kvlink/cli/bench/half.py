@@ -164,7 +164,8 @@ class Half:
         for position in command.ranks:
             pool = None if gpu is None else GpuPool(gpu, specs[position])
             caches = kvlink.Caches.standard(specs[position]) if pool is None else pool.mirror
-            content = CacheContent(caches.spec, [region.array for region in caches.regions], canary)
+            stored = case.dtype("source") if case.converts else None
+            content = CacheContent(caches.spec, [region.array for region in caches.regions], canary, stored)
             with nullcontext() if pool is None else pool.shown():
                 await asyncio.to_thread(content.wipe)
             start = time.monotonic()
@@ -203,6 +204,7 @@ class Half:
             "ucx_origin": case.ucx_origin,
             "transports": None if case.transport == "loopback" else (case.transport,),
             "stream_lanes": case.stream_lanes,
+            "path": case.path,
             "integrity": case.integrity,
         }
         return kvlink.Config.load(arguments={name: value for name, value in stated.items() if value is not None})

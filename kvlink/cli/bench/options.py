@@ -12,6 +12,7 @@ import msgspec
 
 from kvlink import limits
 from kvlink.cli.bench.case import Case, FaultRates, Flow, Side, TransportName
+from kvlink.cli.bench.numbers import CONVERTED
 from kvlink.cli.models import MODELS, Geometry
 from kvlink.errors import ConfigError
 from kvlink.layout import STANDARD_LAYOUTS, DType
@@ -77,6 +78,9 @@ def _add_sides(group: argparse._ArgumentGroup) -> None:
             f"--{side}-block-size", type=int, default=64, metavar="N", help="tokens in a block (%(default)s)"
         )
         group.add_argument(
+            f"--{side}-dtype", choices=[d.value for d in CONVERTED], help="element type, instead of --dtype's"
+        )
+        group.add_argument(
             f"--{side}-layout", choices=STANDARD_LAYOUTS, default="nhd", help="order of the cache (%(default)s)"
         )
 
@@ -85,6 +89,9 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--flow", choices=get_args(Flow), default="fetch", help="who speaks first (%(default)s)")
     group.add_argument("--transport", choices=get_args(TransportName), default="ucx", help="(%(default)s)")
     group.add_argument("--device", default="host", metavar="WHERE", help="host, cuda or cuda:N (%(default)s)")
+    group.add_argument(
+        "--path", choices=("auto", "direct", "packed"), default="auto", help="of reads over ucx (%(default)s)"
+    )
     group.add_argument("--concurrency", type=int, default=1, metavar="N", help="requests in flight (%(default)s)")
     group.add_argument("--tries", type=int, default=3, metavar="N", help="of a request that fails (%(default)s)")
     group.add_argument(
@@ -162,10 +169,13 @@ def parse(arguments: argparse.Namespace) -> Options:
     if pairs > 1 and arguments.connect:
         raise ConfigError("--topology starts all engines on this machine: drop --connect")
     warmup = max(arguments.warmup, pairs if pairs > 1 else 0)  # every pair connects before it is measured
+    geometry, source, target = _geometry(arguments), _side(arguments, "source"), _side(arguments, "target")
+    # Raw moves of bytes are no limit of what is converted.
+    alike = (source.dtype or geometry.dtype) is (target.dtype or geometry.dtype)
     case = Case(
-        geometry=_geometry(arguments),
-        source=_side(arguments, "source"),
-        target=_side(arguments, "target"),
+        geometry=geometry,
+        source=source,
+        target=target,
         prompts=(*prompts[:1] * warmup, *prompts),
         warmup=warmup,
         concurrency=arguments.concurrency,
@@ -173,6 +183,7 @@ def parse(arguments: argparse.Namespace) -> Options:
         transport=arguments.transport,
         integrity=arguments.integrity == "on",
         limit_check=arguments.limit_check
+        and alike
         and arguments.concurrency == 1
         and pairs == 1
         and arguments.kill_target_every is None,
@@ -183,6 +194,7 @@ def parse(arguments: argparse.Namespace) -> Options:
         device="cuda:0" if arguments.device == "cuda" else arguments.device,
         tries=arguments.tries,
         kill_target_every=arguments.kill_target_every,
+        path=arguments.path,
         fault=None if arguments.fault is None else _fault(arguments.fault),
         source_engines=source_engines,
         target_engines=target_engines,
@@ -244,6 +256,7 @@ def _side(arguments: argparse.Namespace, name: str) -> Side:
         pp=getattr(arguments, f"{name}_pp"),
         block_size=getattr(arguments, f"{name}_block_size"),
         layout=getattr(arguments, f"{name}_layout"),
+        dtype=None if getattr(arguments, f"{name}_dtype") is None else DType(getattr(arguments, f"{name}_dtype")),
     )
 
 

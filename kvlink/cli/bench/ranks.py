@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kvlink import limits
 from kvlink.cli.bench.case import Case, SideName
+from kvlink.cli.bench.numbers import head_scale
 from kvlink.errors import ConfigError, FrameError
 from kvlink.layout import (
     CacheSpec,
@@ -44,12 +45,22 @@ def side_specs(case: Case, name: SideName, num_blocks: int, incarnation: str, en
             heads=heads_of_rank(geometry.kv_heads, side.tp, tp),
             block_size=side.block_size,
             num_blocks=num_blocks,
-            dtype=geometry.dtype,
+            dtype=case.dtype(name),
             group=_GROUP,
+            scales=_scales(case, name, heads_of_rank(geometry.kv_heads, side.tp, tp)),
+            kinds=geometry.kinds,
         )
         for pp in range(side.pp)
         for tp in range(side.tp)
     ]
+
+
+def _scales(case: Case, name: SideName, heads: Sequence[int]) -> tuple[tuple[float, ...], ...] | None:
+    """One a head where elements are converted to or from a quantised type, so that a mixed-up head shows."""
+    dtype = case.dtype(name)
+    if not case.converts or not dtype.quantised:
+        return None
+    return (tuple(head_scale(dtype, head) for head in heads),)
 
 
 def check_claims(case: Case, num_blocks: int) -> None:
@@ -116,7 +127,11 @@ def _roster(case: Case, name: SideName) -> Roster:
 def _identity(case: Case) -> Identity:
     geometry = case.geometry
     return Identity(
-        model=geometry.model, num_layers=geometry.layers, num_kv_heads=geometry.kv_heads, head_dim=geometry.head_dim
+        model=geometry.model,
+        num_layers=geometry.layers,
+        num_kv_heads=geometry.kv_heads,
+        head_dim=geometry.head_dim,
+        attention="mla" if geometry.latent else "gqa",
     )
 
 

@@ -168,7 +168,7 @@ def make_report(case: Case, tally: Tally, opened: m.Opened, runs: Runs, limit: t
         evidence_level=_evidence(opened),
         environment=_environment(opened),
         case=_case(case, tally),
-        bytes_per_request=sum(measured) * case.side_token_bytes("target") // len(measured),
+        bytes_per_request=sum(measured) * case.payload_token_bytes // len(measured),
         runs=runs,
         requests=Requests(completed=tally.completed, failed=tally.failed, retried=tally.retried),
         verified=tally.sound,
@@ -239,7 +239,7 @@ def _case(case: Case, tally: Tally) -> CaseReport:
 def _side(case: Case, name: SideName) -> SideReport:
     side = case.side(name)
     return SideReport(
-        tp=side.tp, pp=side.pp, block_size=side.block_size, layout=side.layout, dtype=case.geometry.dtype.value
+        tp=side.tp, pp=side.pp, block_size=side.block_size, layout=side.layout, dtype=case.dtype(name).value
     )
 
 

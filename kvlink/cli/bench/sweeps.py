@@ -119,7 +119,7 @@ def _set_run_bytes(arguments: argparse.Namespace, value: int) -> None:
 
 def _slot_bytes(case: Case) -> int:
     heads = -(-case.geometry.kv_heads // case.source.tp)
-    return heads * case.geometry.head_dim * case.geometry.dtype.itemsize
+    return heads * case.geometry.head_dim * case.dtype("source").itemsize
 
 
 _SETTERS: Final[dict[str, Callable[[argparse.Namespace, int], None]]] = {
