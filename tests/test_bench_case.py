@@ -25,7 +25,7 @@ def options(*flags: str):
 
 def test_the_defaults_are_a_sharded_model_of_known_geometry():
     case = options().case
-    assert case.geometry.token_bytes == 32 * 2 * 8 * 128 * 2
+    assert case.payload_token_bytes == 32 * 2 * 8 * 128 * 2
     assert (case.source.tp, case.target.tp, case.transport, case.integrity) == (2, 2, "ucx", True)
     assert case.requests == 16
     assert case.limit_check
@@ -33,7 +33,7 @@ def test_the_defaults_are_a_sharded_model_of_known_geometry():
 
 def test_a_model_can_be_cut_and_changed_by_flags():
     geometry = options("--model", "llama-3-70b", "--layers", "3", "--kv-heads", "2", "--dtype", "int8").case.geometry
-    assert (geometry.layers, geometry.kv_heads, geometry.head_dim, geometry.token_bytes) == (3, 2, 128, 3 * 2 * 2 * 128)
+    assert (geometry.layers, geometry.kv_heads, geometry.head_dim, geometry.head_elements) == (3, 2, 128, 3 * 2 * 128)
 
 
 def test_a_trace_gives_its_first_prompts_and_the_first_of_them_to_warm_up(tmp_path):
@@ -133,7 +133,7 @@ def test_a_pool_holds_its_fullest_round_with_spares_and_exceeds_the_cache(monkey
     case = options("--tokens", "1000", "--source-block-size", "16").case
     assert pool_blocks(case, "source") == 63 + 15 + 1
     monkeypatch.setattr(blocks_module, "last_level_cache_bytes", lambda: 1024**3)
-    assert pool_blocks(case, "source") * 16 * case.geometry.token_bytes >= 4 * 1024**3
+    assert pool_blocks(case, "source") * 16 * case.side_token_bytes("source") >= 4 * 1024**3
 
 
 @pytest.mark.parametrize("side", ["source", "target"])

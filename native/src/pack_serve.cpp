@@ -57,9 +57,9 @@ bool PackServing::step(Channel& channel) {
 
 PackJob::Step PackServing::advance(Work& work) {
   if (!work.look) {
-    work.look = exposures_.look(*work.exposure, Clock::now());
+    const FailReason reason = look(work);
     if (!work.look) {
-      end(work, static_cast<std::uint32_t>(work.look.reason));
+      end(work, static_cast<std::uint32_t>(reason));
       return PackJob::Step::done;
     }
   }
@@ -76,15 +76,29 @@ PackJob::Step PackServing::advance(Work& work) {
     }
     end(work, 0);
   } else {
-    work.look = {};  // withdraw() need not wait for the next piece
+    work.look.reset();  // withdraw() need not wait for the next piece
   }
   return step;
+}
+
+// A thread must not take a shared lock twice, so a look that a device keeps open serves the next work, too.
+FailReason PackServing::look(Work& work) {
+  for (const auto& other : works_) {
+    if (!other->look || other->exposure != work.exposure) continue;
+    const auto found = exposures_.find_held(peer_, work.ask.attempt, Clock::now());
+    if (found.exposure == work.exposure) work.look = other->look;
+    return found.reason;
+  }
+  auto taken = exposures_.look(*work.exposure, Clock::now());
+  const FailReason reason = taken.reason;
+  if (taken) work.look = std::make_shared<Exposures::Look>(std::move(taken));
+  return reason;
 }
 
 void PackServing::end(Work& work, std::uint32_t reason) {
   work.reason = reason;
   work.job.reset();
-  work.look = {};
+  work.look.reset();
   work.exposure.reset();
 }
 

@@ -39,7 +39,7 @@ class PackServing {
     PackAsk ask;
     std::array<std::uint64_t, kMaxAskLeaves> digests{};
     std::shared_ptr<Exposure> exposure = nullptr;
-    Exposures::Look look = {};
+    std::shared_ptr<Exposures::Look> look = nullptr;     // one for all works of an exposure that hold one
     std::unique_ptr<PackJob> job = nullptr;
     std::optional<std::uint32_t> reason = std::nullopt;  // once it is over; 0 if the slot is filled
 
@@ -49,6 +49,7 @@ class PackServing {
   };
 
   PackJob::Step advance(Work& work);
+  FailReason look(Work& work);
   static void end(Work& work, std::uint32_t reason);
 
   Exposures& exposures_;
