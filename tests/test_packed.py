@@ -106,7 +106,7 @@ def test_a_reads_path_is_by_its_plan_unless_it_is_set() -> None:
     plan = scattered_plan()
     for path, chosen in (("auto", PACKED), ("direct", DIRECT), ("packed", PACKED)):
         transport = UcxTransport(path=path)
-        assert transport.path(plan)[0] == chosen
+        assert transport.path(plan, "source")[0] == chosen
         transport.close()
     with pytest.raises(TransportError, match="path is 'fast'; it is one of auto, direct, packed"):
         UcxTransport(path="fast")
@@ -117,5 +117,5 @@ def test_a_direct_path_that_was_set_does_not_convert() -> None:
     plan = CopyPlan((run,), 64)
     transport = UcxTransport(path="direct")
     with pytest.raises(UnsupportedError, match="set it to auto"):
-        transport.path(plan)
+        transport.path(plan, "source")
     transport.close()
