@@ -183,7 +183,7 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
             SchemaError: the key was damaged on the way.
             TransportError: the peer is not connected, or the key states impossible bounds.
         """
-        if key.key:
+        if key.key or key.address:  # a GPU's region has neither; with one of them it is damaged
             packed = _unsealed(key.key, f"key of region {key.region} of peer {peer}")
         else:
             packed = b""
