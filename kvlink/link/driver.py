@@ -18,10 +18,11 @@ from kvlink import limits
 from kvlink.errors import ClosedError, ConfigError, DeadlineError, TransportError, UnsupportedError
 from kvlink.layout import alias_classes
 from kvlink.link.listener import Listener
+from kvlink.link.making import gpu_of, make_transport
 from kvlink.link.moments import Moments
 from kvlink.link.part import Result, State
 from kvlink.link.pump import Pump
-from kvlink.link.rank import LocalRank, check_device, check_successor, register_all, unregister_all
+from kvlink.link.rank import LocalRank, check_successor, register_all, unregister_all
 from kvlink.link.retries import RetriedParts
 from kvlink.link.room import Reservation, RoomKeeper, RoomStats
 from kvlink.link.source_half import SourceHalf
@@ -30,11 +31,7 @@ from kvlink.link.tasks import TaskSet
 from kvlink.memory import BlockLedger, Caches, MemoryStats
 from kvlink.observe import Counters, Events, PartEnded, PeerConnected, PeerDisconnected, cause_of
 from kvlink.protocol import Timing
-from kvlink.relayout import Gpu
 from kvlink.transports.base import CompletionKind, Transport
-from kvlink.transports.shared import SharedTransport
-from kvlink.transports.stream import StreamTransport
-from kvlink.transports.ucx import UcxTransport
 from kvlink.version import VERSION
 from kvlink.wire import Address
 
@@ -490,8 +487,12 @@ async def open_driver(
     config: Config, caches: Caches, siblings: Roster | None, transports: Sequence[Transport] | None
 ) -> Driver:
     """Register the memory, bind the address, let peers in; see `kvlink.open_link` for arguments and errors."""
-    gpu = None if caches.on_host else _gpu_of(config, caches)
-    made = list(transports) if transports is not None else [_make(name, config, gpu) for name in config.transports]
+    gpu = None if caches.on_host else gpu_of(config, caches)
+    made = (
+        list(transports)
+        if transports is not None
+        else [make_transport(name, config, gpu) for name in config.transports]
+    )
     tasks = TaskSet()
     moments = Moments(gpu)
     drivers: list[Driver] = []
@@ -549,42 +550,6 @@ def _close_all(pumps: Iterable[Pump]) -> None:
     for pump in pumps:
         pump.close()
         pump.transport.close()
-
-
-def _gpu_of(config: Config, caches: Caches) -> Gpu:
-    """The GPU that a cache lies on, with the kernels of plain copies, which gather for whoever reads."""
-    check_device(config, caches)
-    gpu = Gpu(caches.device, config.cuda_library)
-    gpu.load(None)
-    return gpu
-
-
-def _make(name: str, config: Config, gpu: Gpu | None) -> Transport:
-    if name == "ucx":
-        return UcxTransport(
-            ucx_origin=config.ucx_origin,
-            ucx_tls=config.ucx_tls,
-            path=config.path,
-            gpu=None if gpu is None else gpu.native,
-            staging_on_gpu=config.gpu_staging == "device",
-            heartbeat_seconds=config.heartbeat_seconds,
-            peer_lost_seconds=config.peer_lost_seconds,
-        )
-    if name == "stream":
-        return StreamTransport(
-            lanes=config.stream_lanes,
-            heartbeat_seconds=config.heartbeat_seconds,
-            peer_lost_seconds=config.peer_lost_seconds,
-        )
-    if name == "shared":
-        return SharedTransport(
-            heartbeat_seconds=config.heartbeat_seconds,
-            peer_lost_seconds=config.peer_lost_seconds,
-        )
-    raise ConfigError(
-        f"transports names {name!r}; known are 'ucx', 'stream' and 'shared'. A loopback is made by the caller: "
-        "open_link(..., transports=[...])"
-    )
 
 
 def _check_ttl(seconds: float) -> None:
