@@ -24,7 +24,6 @@
 #include <vector>
 
 #include "digest.hpp"
-#include "kernel_jobs.hpp"
 #include "module.hpp"
 #include "move.hpp"
 #include "plan.hpp"
@@ -315,47 +314,6 @@ void bind_packing(nb::module_& m) {
         nb::sig("def digest_packed(packed: bytes | bytearray | memoryview) -> bytes"));
 }
 
-// --- kernels' jobs --------------------------------------------------------------------------------------------------
-
-template <class Row>
-nb::bytes table_bytes(const std::vector<Row>& rows) {
-  return nb::bytes(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(Row));
-}
-
-nb::bytes place_jobs(PartJobs& part, std::uintptr_t bases, std::uintptr_t pieces, std::uintptr_t source_scales,
-                     std::uintptr_t target_factors) {
-  part.place({reinterpret_cast<const kernels::Pair*>(bases), reinterpret_cast<const kernels::Pair*>(pieces),
-              reinterpret_cast<const float*>(source_scales), reinterpret_cast<const float*>(target_factors)});
-  return table_bytes(part.jobs);
-}
-
-void bind_kernel_jobs(nb::module_& m) {
-  m.attr("JOB_BYTES") = sizeof(kernels::Job);
-  nb::class_<PartJobs>(m, "PartJobs", "One segment of a plan as jobs of the kernels, with their tables as bytes.")
-      .def_prop_ro("bases", [](const PartJobs& part) { return table_bytes(part.bases); })
-      .def_prop_ro("pieces", [](const PartJobs& part) { return table_bytes(part.pieces); })
-      .def_prop_ro("source_scales", [](const PartJobs& part) { return table_bytes(part.source_scales); })
-      .def_prop_ro("target_factors", [](const PartJobs& part) { return table_bytes(part.target_factors); })
-      .def("place", &place_jobs, "bases"_a, "pieces"_a, "source_scales"_a, "target_factors"_a,
-           "The jobs' structs, JOB_BYTES each, for tables at these addresses; 0 for a table that is empty.");
-  m.def(
-      "kernel_jobs",
-      [](const Plan& plan, const std::vector<std::int64_t>& sources, const std::vector<std::int64_t>& targets,
-         bool digest, std::int64_t max_items, std::optional<int> width) {
-        std::vector<std::pair<int, PartJobs>> parts;
-        for (std::size_t part = 0; part < plan.parts().size(); ++part) {
-          const int elements = width.value_or(item_elements(plan, part, sources, targets, digest));
-          parts.emplace_back(elements, part_jobs(plan, part, sources, targets, elements, max_items));
-        }
-        return parts;
-      },
-      "plan"_a, "source_addresses"_a, "target_addresses"_a, "digest"_a = false,
-      "max_items"_a = kernels::kMaxItems - 1, "elements"_a = nb::none(),
-      "For each segment: elements of an item, and the jobs. Addresses are of regions; the caller has checked bounds.\n"
-      "`elements` may be given if it divides what would be chosen, so that segments are digested together.\n"
-      "\nRaises:\n    ValueError: elements are not at multiples of their size.");
-}
-
 // --- engines ------------------------------------------------------------------------------------------------------------
 
 Bytes bytes_from(const nb::bytes& data) {
@@ -626,7 +584,6 @@ NB_MODULE(_kvlink, m) {
   kvlink::bind_digest(m);
   kvlink::bind_move(m);
   kvlink::bind_packing(m);
-  kvlink::bind_kernel_jobs(m);
   kvlink::bind_cuda(m);
   kvlink::bind_engine(m);
   kvlink::bind_ucx(m);
