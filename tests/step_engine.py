@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from kvlink import Bridge, Caches, Config, Identity, Place
-from kvlink.adapters.vllm.messages import StepWork
+from kvlink.adapters.vllm.messages import Fetch, StepWork
 from kvlink.adapters.vllm.scheduler_half import GroupView, SchedulerHalf
 from kvlink.adapters.vllm.worker_half import WorkerHalf
 from kvlink.cli.bench.content import CacheContent, Prompt
@@ -58,6 +58,7 @@ class StepEngine:
     ) -> None:
         config = config or Config(transports=("stream",))
         self.block_size = block_size
+        self.scrubbed: list[Fetch] = []
         self.contents: list[CacheContent] = []
         self.ranks: list[WorkerHalf] = []
         for tp_rank in range(tp):
@@ -75,7 +76,8 @@ class StepEngine:
             content = CacheContent(spec, [region.array for region in caches.regions], canary)
             content.wipe()
             self.contents.append(content)
-            self.ranks.append(WorkerHalf(Bridge.open(config, caches), fetch_seconds=fetch_seconds, now=now))
+            bridge = Bridge.open(config, caches)
+            self.ranks.append(WorkerHalf(bridge, fetch_seconds=fetch_seconds, now=now, scrub=self.scrubbed.append))
         group = GroupView(name="full", index=0, block_size=block_size, windowed=False)
         self.scheduler = SchedulerHalf([group], identity, config, now)
         self.scheduler.set_cards(rank.card for rank in self.ranks)

@@ -247,6 +247,7 @@ def test_a_source_that_is_gone_fails_the_load(engine: Make) -> None:
     target.admit(request, INTO[:3])
     run(target, until=lambda: not target.waiting)
     assert target.failed == {"cmpl-d"}
+    assert [(load.request_id, load.blocks) for load in target.scrubbed] == [("cmpl-d", (INTO[:3],))]
 
 
 def test_a_source_restarted_on_its_address_is_another_one(engine: Make) -> None:

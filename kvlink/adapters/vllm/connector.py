@@ -20,7 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.request import RequestStatus
 
-from kvlink.adapters.vllm.geometry import describe_caches, describe_groups
+from kvlink.adapters.vllm.geometry import describe_caches, describe_groups, zero_blocks
 from kvlink.adapters.vllm.identity import identity_of, place_of
 from kvlink.adapters.vllm.messages import StepWork
 from kvlink.adapters.vllm.scheduler_half import SchedulerHalf
@@ -87,6 +87,7 @@ class KVLinkConnector(KVConnectorBase_V1, SupportsHMA):
             Bridge.open(self._settings.link, caches),
             fetch_seconds=self._settings.fetch_seconds,
             now=time.monotonic,
+            scrub=lambda load: zero_blocks(self._kv_cache_config, kv_caches, load.blocks, load.first_tokens),
             uncovered="zero" if self._kv_cache_config.needs_kv_cache_zeroing else "leave",
         )
 

@@ -137,6 +137,28 @@ def describe_caches(
     return Caches.from_tensors(planes, groups, identity, place, axes=axes, absent=absent)
 
 
+def zero_blocks(
+    config: KVCacheConfig,
+    tensors: Mapping[str, Any],
+    blocks: Sequence[Sequence[int]],
+    first_tokens: Sequence[int],
+) -> None:
+    """Zero a request's blocks, from its first tokens on; those before hold what others may read.
+
+    Args:
+        config: this rank's.
+        tensors: as vLLM registers them.
+        blocks: one list a group of `describe_groups`, in the engine's blocks.
+        first_tokens: one a group, on a block's boundary.
+    """
+    for group, listed, first in zip(describe_groups(config), blocks, first_tokens, strict=True):
+        own = listed[-(-first // group.view.block_size) :]
+        for tensor in _own_tensors(group, tensors).values():
+            ratio = tensor.shape[0] // config.num_blocks
+            for block in own:
+                tensor[block * ratio : (block + 1) * ratio].zero_()
+
+
 def _group(  # noqa: PLR0913, PLR0917 - what describe_caches has found out
     group: CacheGroup,
     config: KVCacheConfig,

@@ -54,6 +54,8 @@ class WorkerHalf:
         bridge: over this rank's cache; closed by `close`.
         fetch_seconds: bound on one transfer, and on all tries together.
         now: monotonic seconds.
+        scrub: zeroes the blocks of a load that failed, from its first tokens on. What is left of a load may be spoiled
+            or torn, and engines multiply what they mask by zero: a NaN there would reach whoever has the block next.
         uncovered: what becomes of slots past the last token that is loaded.
     """
 
@@ -63,12 +65,14 @@ class WorkerHalf:
         *,
         fetch_seconds: float,
         now: Callable[[], float],
+        scrub: Callable[[Fetch], None],
         uncovered: Literal["leave", "zero"] = "leave",
     ) -> None:
         self._bridge = bridge
         self._fetch_seconds = fetch_seconds
         self._policy = RetryPolicy(total_seconds=fetch_seconds)
         self._now = now
+        self._scrub = scrub
         self._uncovered: Literal["leave", "zero"] = uncovered
         self._sources: dict[Part, str] = {}
         self._loads: dict[str, _Load] = {}
@@ -177,6 +181,7 @@ class WorkerHalf:
     def _failed(self, load: _Load, error: KVLinkError) -> None:
         request_id = load.fetch.request_id
         del self._loads[request_id]
+        self._scrub(load.fetch)
         self._ended.received.add(request_id)
         self._ended.failed.add(request_id)
         if not isinstance(error, ConflictError):  # then another request's load of the same offer goes on
