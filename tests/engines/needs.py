@@ -16,6 +16,10 @@ NEEDS_VLLM = [
 ]
 
 
+PATIENT = {"peer_lost_seconds": 15, "lease_seconds": 15, "commit_ttl_seconds": 30, "handshake_seconds": 30}
+"""For tests that are not about time: several engines on a few busy cores fall silent for longer than hosts do."""
+
+
 def prompt(tokens: int, seed: int = 0) -> list[int]:
     """A prompt of so many bytes, another for each seed."""
     drawn = random.Random(1000 * seed + tokens)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from engines_in_processes import Engine, running
-from needs import NEEDS_VLLM, prompt
+from needs import NEEDS_VLLM, PATIENT, prompt
 
 pytestmark = NEEDS_VLLM
 if not NEEDS_VLLM[0].args[0]:
@@ -40,7 +40,7 @@ def pair(
 ) -> Iterator[tuple[Engine, Engine, tuple[int, ...]]]:
     kind, one, other, lengths = PAIRS[request.param]
     engines = [
-        Engine(name, model(kind), logs, options=options | NO_PREFIXES)
+        Engine(name, model(kind), logs, extra=PATIENT, options=options | NO_PREFIXES)
         for name, options in (("one", one), ("other", other))
     ]
     with running(*engines):

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from needs import NEEDS_VLLM, prompt
+from needs import NEEDS_VLLM, PATIENT, prompt
 
 from kvlink import Offer
 
@@ -46,7 +46,7 @@ class Deployment:
 
 @pytest.fixture(scope="module")
 def deployment(model: Callable[[str], Path], logs: Path) -> Iterator[Deployment]:
-    extra = {"weights_revision": "r1"}
+    extra = PATIENT | {"weights_revision": "r1"}
     prefill = Server("prefill", model("llama"), logs, extra=extra)
     decode = Server("decode", model("llama"), logs, extra=extra, arguments=["--no-enable-prefix-caching"])
     with ExitStack() as stack:
