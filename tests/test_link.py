@@ -261,6 +261,22 @@ async def test_b2_a_declined_offer_frees_its_source_at_once() -> None:
         source.assert_no_block_out()
 
 
+async def test_b2_a_decline_that_comes_before_the_kv_is_heard() -> None:
+    """An engine publishes in its next step, and its target may have lost interest by then."""
+    fabric = LoopbackFabric(seed=18)
+    async with source_engine(fabric) as source, target_engine(fabric) as target:
+        offer = source.offer("i:r18", blocks_for(source), PROMPT.tokens)
+        target.links[0].decline(offer, "aborted in the queue")
+        early = source.links[0]._driver.source.early
+        while not len(early.declines):
+            await asyncio.sleep(0.001)
+        part = source.links[0].publish(offer)
+        with pytest.raises(DeclinedError, match="aborted in the queue"):
+            await part.wait()
+        assert len(early.declines) == 0
+        source.assert_no_block_out()
+
+
 async def test_d7_sources_that_nobody_reads_are_told_so() -> None:
     fabric = LoopbackFabric(seed=15)
     async with source_engine(fabric, tp=8) as source, target_engine(fabric, tp=4) as target:  # 4 heads: 2 replicas

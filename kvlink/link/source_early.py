@@ -1,4 +1,4 @@
-"""What comes to a source before its KV: asks and tickets, parked, bounded in number and time."""
+"""What comes to a source before its KV: asks, tickets and declines, parked, bounded in number and time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Early:
-    """Asks and tickets whose KV is not here yet. `SourceHalf` only.
+    """Asks, tickets and declines whose KV is not here yet. `SourceHalf` only.
 
     Attributes:
-        asks, tickets: those parked; what a test may count.
+        asks, tickets, declines: those parked; what a test may count.
     """
 
     def __init__(self, rank: LocalRank, sessions: Sessions, leases: Leases, counters: Counters) -> None:
@@ -31,6 +31,7 @@ class Early:
         self._loop = asyncio.get_running_loop()
         self.asks: protocol.ParkingLot[tuple[str, Ask]] = protocol.ParkingLot()
         self.tickets: protocol.ParkingLot[str] = protocol.ParkingLot()
+        self.declines: protocol.ParkingLot[protocol.DeclineArrived] = protocol.ParkingLot()
         self._sweeper: asyncio.TimerHandle | None = None
 
     def park(self, peer: str, ask: Ask) -> None:
@@ -52,8 +53,14 @@ class Early:
         self.tickets.park(ticket.key, peer, 1, peer, until)
         self._sweep_later()
 
+    def keep_decline(self, key: str, decline: protocol.DeclineArrived) -> None:
+        """Keep the word of a target that will not ask: else its source would hold the KV until its claim runs out."""
+        until = self._loop.time() + self._rank.config.park_seconds
+        self.declines.park(key, decline.peer, 1, decline, until)
+        self._sweep_later()
+
     def forget(self, peer: str) -> None:
-        """The peer is lost: nobody waits any more."""
+        """The peer is lost: nobody waits any more. What it declined stays declined."""
         self.asks.forget(peer)
         self.tickets.forget(peer)
 
@@ -67,7 +74,8 @@ class Early:
         self._sessions.send(peer, refused)
 
     def _sweep_later(self) -> None:
-        times = [time for time in (self.asks.next_timer(), self.tickets.next_timer()) if time is not None]
+        lots = (self.asks, self.tickets, self.declines)
+        times = [time for time in (lot.next_timer() for lot in lots) if time is not None]
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._sweeper = self._loop.call_at(min(times), self._sweep) if times else None
@@ -78,4 +86,5 @@ class Early:
         for peer, ask in self.asks.expire(now):
             self._refuse(peer, ask, UnknownRequestError(f"no KV came under key {ask.key} while the ask was parked"))
         self.tickets.expire(now)
+        self.declines.expire(now)
         self._sweep_later()

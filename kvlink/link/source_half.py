@@ -268,14 +268,19 @@ class SourceHalf:
                     if (work := self._works.get(key)) is not None:
                         self._feed(work, protocol.RenewHold())
             case Decline(key=key, why=why, unread=unread):
-                if (work := self._works.get(key)) is not None:
-                    self._feed(work, protocol.DeclineArrived(peer, why, unread))
+                self._declined(key, protocol.DeclineArrived(peer, why, unread))
             case Prepared() | Installed() | NotInstalled():
                 self._about_attempt(session, message)
             case Stands():
                 self.coordinator.hears(session.place, message)
             case _:
                 _log.debug("%s sent %s, which is not a target's to send", peer, type(message).__name__)
+
+    def _declined(self, key: str, declined: protocol.DeclineArrived) -> None:
+        if (work := self._works.get(key)) is not None:
+            self._feed(work, declined)
+        elif self._ledger.outcome(key) is None:
+            self.early.keep_decline(key, declined)
 
     def _asked(self, session: Session, ask: Ask) -> None:
         work = self._works.get(ask.key)
@@ -387,6 +392,8 @@ class SourceHalf:
             session = self.sessions.get(peer)
             if session is not None:
                 self._asked(session, ask)
+        for declined in self.early.declines.take(key):
+            self._declined(key, declined)
 
     # --- the machine's actions ------------------------------------------------------------------------------------
 
