@@ -585,7 +585,6 @@ class Exhausted:
 async def test_a_listener_out_of_descriptors_does_not_spin_and_recovers(monkeypatch):
     monkeypatch.setattr(limits, "ACCEPT_PAUSE_SECONDS", 0.02)
     async with serving() as served:
-        await asyncio.sleep(0)
         exhausted = served.listener._socket = Exhausted(served.listener._socket, 3)
         await served.pair()
         assert exhausted.times == 0
