@@ -176,6 +176,18 @@ void gather_range(const Plan& plan, std::span<const std::byte* const> source_reg
   Mover(plan, {.regions = source_regions}, {.packed = packed, .begin = begin}, false, *variant.rows).run(begin, end);
 }
 
+void fetch_ahead(const Plan& plan, std::span<const std::byte* const> source_regions, std::int64_t begin,
+                 std::int64_t end) {
+  constexpr std::int64_t kLine = 64;
+  constexpr std::int64_t kBeginning = 8 * kLine;
+  Cursor cursor(plan, begin, end, Walk::source);
+  Run run;
+  while (cursor.next(run)) {
+    const std::byte* data = source_regions[static_cast<std::size_t>(run.source_region)] + run.source_offset;
+    for (std::int64_t at = 0; at < std::min(run.bytes, kBeginning); at += kLine) __builtin_prefetch(data + at);
+  }
+}
+
 void scatter_range(const Plan& plan, const std::byte* packed, std::span<std::byte* const> target_regions,
                    std::int64_t begin, std::int64_t end, const MoveVariant& variant) {
   std::optional<DefaultRounding> rounding;

@@ -50,7 +50,12 @@ void move_and_digest(const Plan& plan, std::span<const std::byte* const> source_
 void gather_range(const Plan& plan, std::span<const std::byte* const> source_regions, std::int64_t begin,
                   std::int64_t end, std::byte* packed, const MoveVariant& variant = move_variants().front());
 
-// The reverse, into the target's regions, converting where the plan does; past the caches, since `packed` is what should
+// Asks for the beginnings of the runs of wire bytes [begin, end) on the source side, which will be read soon: addresses
+// are translated, and the hardware's own prefetch, which ends with each run, is under way. Throws as gather_range.
+void fetch_ahead(const Plan& plan, std::span<const std::byte* const> source_regions, std::int64_t begin,
+                 std::int64_t end);
+
+// The reverse of gather_range, into the target's regions, converting where the plan does; past the caches, since `packed` is what should
 // stay in them.
 // Throws std::invalid_argument on a range outside the plan, or one that may cut an element that is converted
 // (Plan::cuts_no_element), before a byte is moved.

@@ -50,6 +50,7 @@ class Gather final : public HostJob {
  private:
   void move(std::int64_t begin, std::int64_t end, const std::byte*) override {
     gather_range(range_.plan, regions_, begin, end, slot_ + (begin - range_.begin));
+    fetch_ahead(range_.plan, regions_, end, std::min(end + kHashBytes, range_.plan.total_bytes()));
   }
 
   const std::span<const std::byte* const> regions_;

@@ -12,6 +12,9 @@
 namespace kvlink {
 namespace {
 
+// What is copied, hashed and copied on at a time stays in the nearest caches meanwhile.
+constexpr std::int64_t kCarryBytes = 4 * kLeafBytes;
+
 void add(std::deque<std::shared_ptr<SharedRead>>& reads, std::shared_ptr<SharedRead> read) {
   if (std::find(reads.begin(), reads.end(), read) == reads.end()) reads.push_back(std::move(read));
 }
@@ -278,13 +281,22 @@ void SharedPeer::copy(Step& step) {
 // arrives.
 void SharedPeer::carry(SharedRead& read, Stretch stretch, std::span<std::uint64_t> digests) {
   const ReadSpec& spec = read.spec();
-  if (digests.empty()) {
-    return move_range(*spec.plan, read.sources(), spec.regions, stretch.begin, stretch.end, {.past_caches = true});
+  if (!own_) own_.emplace(kCarryBytes);
+  for (std::int64_t begin = stretch.begin; begin < stretch.end; begin += kCarryBytes) {
+    const std::int64_t end = std::min(begin + kCarryBytes, stretch.end);
+    const std::int64_t next = std::min(end + kCarryBytes, spec.plan->total_bytes());
+    if (digests.empty()) {
+      fetch_ahead(*spec.plan, read.sources(), end, next);
+      move_range(*spec.plan, read.sources(), spec.regions, begin, end, {.past_caches = true});
+      continue;
+    }
+    const auto leaves = static_cast<std::size_t>(leaf_count(end - begin));
+    gather_range(*spec.plan, read.sources(), begin, end, own_->data());
+    fetch_ahead(*spec.plan, read.sources(), end, next);
+    const auto job = core_.packer->scatter({*spec.plan, begin, end, digests.first(leaves)}, own_->data(), spec.regions);
+    while (job->step() != PackJob::Step::done) continue;
+    digests = digests.subspan(leaves);
   }
-  if (!own_) own_.emplace(kRingSlotBytes);
-  gather_range(*spec.plan, read.sources(), stretch.begin, stretch.end, own_->data());
-  const auto job = core_.packer->scatter({*spec.plan, stretch.begin, stretch.end, digests}, own_->data(), spec.regions);
-  while (job->step() != PackJob::Step::done) continue;
 }
 
 // --- sleep ----------------------------------------------------------------------------------------------------------
