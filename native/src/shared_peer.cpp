@@ -175,8 +175,8 @@ SharedPeer::Way SharedPeer::way_of(SharedRead& read) {
   for (const std::size_t number : read.source_regions()) {
     const SharedRegion& region = read.source_region(number);
     if (!region.mappable || region.refused) {
-      read.say("ring", "region " + std::to_string(number) + " of the source's is " +
-                           (region.mappable ? "not to be mapped here" : "memory that it cannot share"));
+      read.say("ring", (region.mappable ? "this process could not map" : "the source does not share") +
+                           (" region " + std::to_string(number)));
       if (asking_) return asking_->met() ? Way::ring : Way::unknown;
       asking_.emplace(*core_.packer);
       lane_->send({.tell = Tell::want_ring}, {asking_->page_fd()});
@@ -192,7 +192,7 @@ SharedPeer::Way SharedPeer::way_of(SharedRead& read) {
     }
     return Way::unknown;
   }
-  read.say("mapped", "all of the source's memory that is read is shared");
+  read.say("mapped", "the source shares all of the memory that is read");
   return Way::mapped;
 }
 

@@ -73,7 +73,8 @@ def check_memory(case: Case, sides: Sequence[SideName]) -> None:
         ConfigError: a pool would be larger than any may be.
     """
     needed = _MEMORY_HEADROOM_BYTES
-    for name in sides:
+    stand_in = ("source",) if case.transport == "shared" and case.limit_check and "target" in sides else ()
+    for name in (*sides, *stand_in):
         pool = pool_blocks(case, name) * case.side(name).block_size * case.side_token_bytes(name)
         needed += pool * case.engines_of(name)
     available = available_memory_bytes()

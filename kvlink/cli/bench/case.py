@@ -15,7 +15,15 @@ from kvlink.errors import ConfigError
 from kvlink.layout import DType
 
 Flow = Literal["push", "fetch"]
-TransportName = Literal["ucx", "stream", "loopback"]
+TransportName = Literal["ucx", "stream", "shared", "loopback"]
+PathName = Literal["auto", "direct", "packed", "mapped", "ring"]
+PATHS: Final[dict[TransportName, tuple[PathName, ...]]] = {
+    "ucx": ("auto", "direct", "packed"),
+    "stream": ("auto",),
+    "shared": ("auto", "mapped", "ring"),
+    "loopback": ("auto",),
+}
+"""What ``--path`` may say, by transport."""
 SideName = Literal["source", "target"]
 
 HOST: Final = "host"
@@ -70,7 +78,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ``prompts`` are token counts, warm-up first. ``tries`` are those of a request, the first included. ``device`` is
     where all caches lie. Of every ``kill_target_every`` requests one has the target's processes killed under it.
     Request i goes from source engine ``i % source_engines`` to target engine ``i % target_engines``.
-    ``path`` is of reads over ucx.
+    ``path`` is one of `PATHS`.
     """
 
     geometry: Geometry
@@ -88,12 +96,12 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     seed: int
     stream_lanes: int = limits.STREAM_LANES
     device: str = HOST
+    path: PathName = "auto"
     tries: int = 1
     fault: FaultRates | None = None
     kill_target_every: int | None = None
     source_engines: int = 1
     target_engines: int = 1
-    path: str = "auto"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run, by the name of its flag.
@@ -107,6 +115,11 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         _within("--tokens", min(self.prompts), 1, limits.MAX_TOKENS_PER_REQUEST)
         _within("--tokens", max(self.prompts), 1, limits.MAX_TOKENS_PER_REQUEST)
         _within("--tries", self.tries, 1, limits.MAX_RETRY_TRIES)
+        if self.path not in PATHS[self.transport]:
+            msg = (
+                f"--path {self.path} is none of --transport {self.transport}; it has {', '.join(PATHS[self.transport])}"
+            )
+            raise ConfigError(msg)
         if self.fault is not None and self.transport != "loopback":
             msg = "--fault is made by the loopback: give --transport loopback too"
             raise ConfigError(msg)
@@ -118,9 +131,6 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                 raise ConfigError(msg)
         self._check_topology()
         self._check_device()
-        if self.path != "auto" and self.transport != "ucx":
-            msg = f"--path {self.path} is of ucx; {self.transport} has one path: drop --path"
-            raise ConfigError(msg)
         self._check_conversion()
         _within("--lanes", self.stream_lanes, 1, limits.MAX_LANES)
         _within("--concurrency", self.concurrency, 1, limits.MAX_ACTIVE_READS)

@@ -35,6 +35,7 @@ LIMITS: Final = {
         "socket",
         "plain sockets, as many as lanes, between memory in one piece: same bytes and pages, alternating",
     ),
+    "shared": ("memcpy", "the same plan copied by one thread within one process, from ordinary pools, alternating"),
     "loopback": ("memcpy", "the same plan copied by one thread, alternating"),
 }
 """What a transfer is paired with, by transport: name and how."""

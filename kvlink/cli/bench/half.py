@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import kvlink
+from kvlink import limits
 from kvlink.cli.bench import messages as m
 from kvlink.cli.bench.case import HOST, Case, SideName
 from kvlink.cli.bench.content import SOURCE_CANARY, TARGET_CANARY, CacheContent, Fault, Prompt
@@ -158,12 +159,13 @@ class Half:
         specs = wiring.sources if command.side == "source" else wiring.targets
         config = self._config(command.case)
         canary = SOURCE_CANARY if command.side == "source" else TARGET_CANARY
+        shareable = case.transport == "shared" and case.path != "ring" and command.side == "source"
         gpu = None if case.device == HOST else Gpu(case.device, config.cuda_library)
         ranks = []
         seconds = 0.0
         for position in command.ranks:
             pool = None if gpu is None else GpuPool(gpu, specs[position])
-            caches = kvlink.Caches.standard(specs[position]) if pool is None else pool.mirror
+            caches = kvlink.Caches.standard(specs[position], shareable=shareable) if pool is None else pool.mirror
             stored = case.dtype("source") if case.converts else None
             content = CacheContent(caches.spec, [region.array for region in caches.regions], canary, stored)
             with nullcontext() if pool is None else pool.shown():
@@ -204,7 +206,7 @@ class Half:
             "ucx_origin": case.ucx_origin,
             "transports": None if case.transport == "loopback" else (case.transport,),
             "stream_lanes": case.stream_lanes,
-            "path": case.path,
+            "path": case.path if case.transport == "ucx" else None,
             "integrity": case.integrity,
         }
         return kvlink.Config.load(arguments={name: value for name, value in stated.items() if value is not None})
@@ -318,9 +320,9 @@ class Half:
     # --- the limit --------------------------------------------------------------------------------------------------
 
     async def _probe_addresses(self, _command: m.ProbeAddresses) -> m.Addresses:
-        if self._commons is not None:
-            return m.Addresses(addresses=())
         opened = self._opened
+        if opened.case.transport in {"loopback", "shared"}:
+            return m.Addresses(addresses=())
         server = (
             await SocketServer.start(self._access.host, len(opened.ranks))
             if opened.case.transport == "stream"
@@ -334,7 +336,10 @@ class Half:
         caches = {position: rank.caches for position, rank in zip(opened.positions, opened.ranks, strict=True)}
         prober: Prober
         if self._commons is not None:
-            prober = LocalProber(self._commons.caches["source"], self._commons.caches["target"])
+            sources, targets = (dict(enumerate(self._commons.caches[side])) for side in get_args(SideName))
+            prober = LocalProber(sources, targets)
+        elif opened.case.transport == "shared":
+            prober = LocalProber(await asyncio.to_thread(_stand_ins, opened, caches), caches)
         elif opened.case.transport == "stream":
             prober = await SocketProber.connect(opened.case, opened.wiring.legs, caches, command.source)
         else:
@@ -393,6 +398,16 @@ class Half:
             ttl_seconds=CLAIM_SECONDS,
         )
         return ticket if opened.secret is None else ticket.sign(opened.secret)
+
+
+def _stand_ins(opened: _Opened, targets: Mapping[int, kvlink.Caches]) -> dict[int, kvlink.Caches]:
+    """Caches of this process in place of the source ranks that ``targets`` read, with every page there."""
+    read = {leg.source for leg in opened.wiring.legs if leg.target in targets}
+    made = {position: kvlink.Caches.standard(opened.wiring.sources[position]) for position in read}
+    for caches in made.values():
+        for region in caches.regions:
+            region.array[:: limits.LEAF_BYTES // 4] = 1
+    return made
 
 
 async def _ends(parts: Iterable[kvlink.Part]) -> tuple[list[kvlink.Result], ErrorInfo | None]:

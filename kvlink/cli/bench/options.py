@@ -11,7 +11,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from kvlink import limits
-from kvlink.cli.bench.case import Case, FaultRates, Flow, Side, TransportName
+from kvlink.cli.bench.case import Case, FaultRates, Flow, PathName, Side, TransportName
 from kvlink.cli.bench.numbers import CONVERTED
 from kvlink.cli.models import MODELS, Geometry
 from kvlink.errors import ConfigError
@@ -90,7 +90,10 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--transport", choices=get_args(TransportName), default="ucx", help="(%(default)s)")
     group.add_argument("--device", default="host", metavar="WHERE", help="host, cuda or cuda:N (%(default)s)")
     group.add_argument(
-        "--path", choices=("auto", "direct", "packed"), default="auto", help="of reads over ucx (%(default)s)"
+        "--path",
+        choices=get_args(PathName),
+        default="auto",
+        help="ucx: direct, packed; shared: mapped, ring (%(default)s)",
     )
     group.add_argument("--concurrency", type=int, default=1, metavar="N", help="requests in flight (%(default)s)")
     group.add_argument("--tries", type=int, default=3, metavar="N", help="of a request that fails (%(default)s)")

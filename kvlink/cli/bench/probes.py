@@ -37,11 +37,12 @@ class Prober(Protocol):
 
 
 class LocalProber:
-    """Copies inside one process, in one thread, as the loopback transport does."""
+    """Copies inside one process, in one thread. ``sources`` and ``targets`` are by rank position."""
 
-    def __init__(self, sources: Sequence[Caches], targets: Sequence[Caches]) -> None:
-        self._sources = [_local(caches) for caches in sources]
-        self._targets = [_local(caches) for caches in targets]
+    def __init__(self, sources: Mapping[int, Caches], targets: Mapping[int, Caches]) -> None:
+        self._kept = (sources, targets)  # below are addresses alone
+        self._sources = {position: _local(caches) for position, caches in sources.items()}
+        self._targets = {position: _local(caches) for position, caches in targets.items()}
 
     async def move(self, plans: Plans) -> float:
         """See `Prober.move`."""
