@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import fcntl
 import mmap
 import os
 import select
@@ -18,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -29,11 +31,13 @@ from kvlink.cli.bench.content import SOURCE_CANARY, TARGET_CANARY, CacheContent
 from kvlink.errors import KVLinkError
 from kvlink.layout import DType, standard_spec
 from kvlink.memory import Region
+from kvlink.transports.base import Backing
 from kvlink.observe import Event, PeerDisconnected
 
 PAGE: Final = mmap.PAGESIZE
 MAX_LINE: Final = 1 << 24
 ANSWER_SECONDS: Final = 20.0
+F_SEAL_FUTURE_WRITE: Final = 0x0010  # Linux 5.1; Python has no name for it yet
 PR_SET_PDEATHSIG: Final = 1
 LOWEST_PRIORITY: Final = 19
 
@@ -83,6 +87,14 @@ def map_regions(file: Path, lengths: Sequence[int]) -> list[np.ndarray]:
     return [memory[start : start + length] for start, length in zip(starts, lengths, strict=False)]
 
 
+def backed(file: Path, regions: Sequence[Region]) -> list[Region]:
+    """The regions of `map_regions`, and the sealed file that they lie in; it stays open for the process's life."""
+    descriptor = os.open(file, os.O_RDWR)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | F_SEAL_FUTURE_WRITE)
+    start = regions[0].address
+    return [replace(region, backing=Backing(descriptor, region.address - start)) for region in regions]
+
+
 # --- here -----------------------------------------------------------------------------------------------------------
 
 
@@ -115,9 +127,12 @@ class RankProcess:
         layout: str = "nhd",
         block_size: int = 16,
         num_blocks: int = 32,
+        shareable: bool = False,
         **settings: object,
     ) -> Self:
-        """A new cache and a link over it, in place of those before."""
+        """A new cache and a link over it, in place of those before. ``shareable``: peers may map it."""
+        os.close(self._file)
+        self._file = os.memfd_create("rank", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         place = Place(engine=engine, incarnation=incarnation, pp_rank=0, pp_size=1, tp_rank=0, tp_size=1)
         self.spec = standard_spec(
             layout,
@@ -135,7 +150,7 @@ class RankProcess:
         self.content = CacheContent(self.spec, self.regions, canary)
         self.content.wipe()
         spec = msgspec.to_builtins(self.spec)
-        opened = await self.call("open", file=str(file), spec=spec, settings=settings)
+        opened = await self.call("open", file=str(file), spec=spec, settings=settings, shareable=shareable)
         self.address = opened["address"]
         self.roster = Roster.of([bytes.fromhex(opened["card"])])
         return self
@@ -234,7 +249,9 @@ class Served:
         self._lost_at: list[float] = []
         self._hog: Hog | None = None
 
-    async def open(self, file: str, spec: dict[str, Any], settings: dict[str, Any]) -> dict[str, str]:
+    async def open(
+        self, file: str, spec: dict[str, Any], settings: dict[str, Any], *, shareable: bool
+    ) -> dict[str, str]:
         if self._link is not None:
             await self._link.close(0)
         self._parts.clear()
@@ -242,8 +259,10 @@ class Served:
         self._lost_at.clear()
         cache = msgspec.convert(spec, CacheSpec)
         arrays = map_regions(Path(file), cache.region_bytes)
-        regions = tuple(Region(array.ctypes.data, array.size, array) for array in arrays)
-        self._link = await open_link(Config(**settings), Caches(cache, regions))
+        regions = [Region(array.ctypes.data, array.size, array) for array in arrays]
+        if shareable:
+            regions = backed(Path(file), regions)
+        self._link = await open_link(Config(**settings), Caches(cache, tuple(regions)))
         self._link.events.subscribe(self._on_event)
         return {"card": self._link.card.hex(), "address": self._link.address}
 

@@ -1,0 +1,186 @@
+"""A peer of the shared transport that a test plays itself, to break the rules: frames, files and words as native code
+has them (native/src/shared_wire.hpp)."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+import numpy as np
+import xxhash
+
+from kvlink.limits import LEAF_BYTES
+from kvlink.testing.harness import MEMORY_BYTES, REGION, scattered_plan, wire_bytes
+from kvlink.transports.base import Completion, CompletionKind, Exposure, Read, RegionKey
+from kvlink.transports.shared import MAPPABLE, SharedTransport
+
+BELL, MAP, GIVE_REGION, WANT_RING, RING = range(1, 6)
+FRAME = struct.Struct("<IIQQQ")
+SLOTS, SLOT_BYTES = 8, 256 * 1024
+WORDS_BYTES, ASK_BYTES, ANSWER_BYTES = 128, 64, 192
+SEALS = fcntl.F_SEAL_SHRINK | 0x0010  # against later writing, too
+PAGE = 4096
+
+
+def file_of(size: int, *, seals: int = SEALS) -> tuple[int, mmap.mmap]:
+    """A memfd and our own, writable mapping of it."""
+    descriptor = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    memory = mmap.mmap(descriptor, size)
+    if seals:
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor, memory
+
+
+class Rig:
+    """A transport whose only peer is the test, which holds the other ends of the channel and of the lane."""
+
+    def __init__(self) -> None:
+        self.seen: list[Completion] = []
+        self.transport = SharedTransport(heartbeat_seconds=0.05, peer_lost_seconds=30.0)
+        self.memory = np.zeros(MEMORY_BYTES, np.uint8)
+        self.transport.register(REGION, self.memory.ctypes.data, MEMORY_BYTES)
+        channel, self.channel = socket.socketpair()
+        lane, self.lane = socket.socketpair()
+        self.lane.settimeout(5)
+        self.end_of(self.transport.connect("peer", self.transport.address(), channel.detach(), [lane.detach()]))
+
+    def wait(self, wanted: Callable[[Completion], bool]) -> Completion:
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            self.seen += self.transport.poll()
+            for completion in self.seen:
+                if wanted(completion):
+                    return completion
+            time.sleep(0.002)
+        raise AssertionError(f"not seen: {self.seen}")
+
+    def completion(self, kind: CompletionKind) -> Completion:
+        return self.wait(lambda completion: completion.kind is kind)
+
+    def end_of(self, op: int) -> Completion:
+        return self.wait(lambda completion: completion.op == op)
+
+    def read(self, *, mappable: bool, max_rereads: int = 0) -> int:
+        """Start reading the kit's plan from the test."""
+        key = MAPPABLE if mappable else b""
+        self.transport.import_key("peer", RegionKey(region=REGION, address=0, length=MEMORY_BYTES, key=key))
+        plan = scattered_plan()
+        return self.transport.read(
+            Read(peer="peer", attempt=1, plan=plan, integrity=True, chunk_leaves=4, max_rereads=max_rereads)
+        )
+
+    def expose(self) -> int:
+        """Expose the kit's plan to the test; its bytes."""
+        plan = scattered_plan()
+        self.transport.expose(
+            Exposure(peer="peer", attempt=1, plan=plan, lease_seconds=30, integrity=True, chunk_leaves=4)
+        )
+        return plan.total_bytes
+
+    def tell(self, word: int, *files: int, region: int = 0, offset: int = 0, size: int = 0) -> None:
+        socket.send_fds(self.lane, [FRAME.pack(word, region, offset, size, 0)], files)
+
+    def hear(self) -> tuple[int, int, int, int, list[int]]:
+        """The next frame but bells: word, region, offset, bytes, files."""
+        while True:
+            data, files, _, _ = socket.recv_fds(self.lane, FRAME.size, 4)
+            word, region, offset, size, _ = FRAME.unpack(data)
+            if word != BELL:
+                return word, region, offset, size, files
+
+    def lost(self) -> str:
+        """Why the peer was lost."""
+        return self.completion(CompletionKind.PEER_LOST).detail
+
+    def close(self) -> None:
+        self.transport.close()
+        self.lane.close()
+        self.channel.close()
+
+
+class FakeSource:
+    """Serves the ring, as long as the test wants it to."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        word, _, _, _, (asks,) = rig.hear()
+        assert word == WANT_RING
+        self.asks = mmap.mmap(asks, 0, prot=mmap.PROT_READ)
+        os.close(asks)
+        self.page_file, self.page = file_of(PAGE)
+        self.ring_file, self.ring = file_of(SLOTS * SLOT_BYTES)
+        memory = np.random.default_rng(4).integers(0, 256, MEMORY_BYTES, dtype=np.uint8)
+        self.wire = wire_bytes(scattered_plan(), memory)
+        self.memory = memory
+        self.answered = 0
+
+    def offer(self, page: int | None = None, ring: int | None = None) -> None:
+        self.rig.tell(RING, self.page_file if page is None else page, self.ring_file if ring is None else ring)
+
+    def asked(self) -> int:
+        return struct.unpack_from("<I", self.asks, 0)[0]
+
+    def ask(self) -> tuple[int, int, int]:
+        """The next ask that is not answered yet: attempt, begin, end; waits for it."""
+        deadline = time.monotonic() + 5
+        while self.asked() == self.answered:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return struct.unpack_from("<Qqq", self.asks, WORDS_BYTES + self.answered % SLOTS * ASK_BYTES)
+
+    def answer(self, *, spoil: bool = False, reason: int = 0) -> tuple[int, int]:
+        """Answer the next ask; ``spoil``: a byte arrives wrong. What was asked for."""
+        _, begin, end = self.ask()
+        slot, payload = self.answered % SLOTS, self.wire[begin:end]
+        digests = [xxhash.xxh3_64_intdigest(payload[at : at + LEAF_BYTES]) for at in range(0, len(payload), LEAF_BYTES)]
+        packed = bytes([payload[0] ^ 1]) + payload[1:] if spoil else payload
+        self.ring[slot * SLOT_BYTES : slot * SLOT_BYTES + len(packed)] = packed
+        entry = WORDS_BYTES + slot * ANSWER_BYTES
+        struct.pack_into("<I", self.page, entry, reason)
+        struct.pack_into(f"<{len(digests)}Q", self.page, entry + 8, *digests)
+        self.answered += 1
+        self.publish(self.answered)
+        return begin, end
+
+    def serve(self, op: int, *, spoil: bool = False) -> None:
+        """Answer whatever is asked until the read ends."""
+        while not any(completion.op == op for completion in self.rig.seen):
+            self.rig.seen += self.rig.transport.poll()
+            if self.asked() != self.answered:
+                self.answer(spoil=spoil)
+
+    def publish(self, count: int) -> None:
+        struct.pack_into("<I", self.page, 0, count & 0xFFFFFFFF)
+        self.rig.tell(BELL)
+
+
+class FakeTarget:
+    """Asks the ring for what it should not."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.file, self.page = file_of(PAGE)
+        rig.tell(WANT_RING, self.file)
+        word, _, _, _, (answers, ring) = rig.hear()
+        assert word == RING
+        self.files = answers, ring
+        self.answers = mmap.mmap(answers, 0, prot=mmap.PROT_READ)
+
+    def ask(self, attempt: int, begin: int, end: int, digests: int = 1, *, count: int = 1) -> None:
+        struct.pack_into("<QqqI", self.page, WORDS_BYTES, attempt, begin, end, digests)
+        struct.pack_into("<I", self.page, 0, count)
+        self.rig.tell(BELL)
+
+    def answered(self) -> int:
+        """Waits for the first answer; its reason."""
+        deadline = time.monotonic() + 5
+        while struct.unpack_from("<I", self.answers, 0)[0] == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return struct.unpack_from("<I", self.answers, WORDS_BYTES)[0]
