@@ -40,7 +40,7 @@ class Config:
         secret: what all ranks of a cluster share, at least `limits.MIN_SECRET_BYTES` long. Never shown.
         open_mode: let in whoever reaches ``listen``. Without a secret it must be asked for by name, except where only
             this machine can connect.
-        transports: names, best first.
+        transports: names, best first; of two ranks both take the first that can work between them.
         ucx_origin: which UCX: ``auto``, ``wheel``, ``system``, or the path of its ``libucp.so.0``.
         ucx_tls: UCX transports to use, in UCX's own words, or ``None`` for its choice.
         path: how reads over UCX move: ``direct``, ``packed``, or ``auto``, which is by the length of each plan's runs.

@@ -31,8 +31,8 @@ from kvlink.cli.bench.content import SOURCE_CANARY, TARGET_CANARY, CacheContent
 from kvlink.errors import KVLinkError
 from kvlink.layout import DType, standard_spec
 from kvlink.memory import Region
-from kvlink.transports.base import Backing
 from kvlink.observe import Event, PeerDisconnected
+from kvlink.transports.base import Backing
 
 PAGE: Final = mmap.PAGESIZE
 MAX_LINE: Final = 1 << 24

@@ -588,3 +588,24 @@ async def test_a_listener_out_of_descriptors_does_not_spin_and_recovers(monkeypa
         exhausted = served.listener._socket = Exhausted(served.listener._socket, 3)
         await served.pair()
         assert exhausted.times == 0
+
+
+async def test_a_control_connection_is_not_let_in_where_lanes_are(tmp_path):
+    """K2: a transport's own socket may be reached by more users than the address listened on, in open mode too."""
+    path = str(tmp_path / "lanes")
+    with socket.socket(socket.AF_UNIX) as lanes:
+        lanes.setblocking(False)
+        lanes.bind(path)
+        lanes.listen()
+        listener = await Listener.bind("tcp://127.0.0.1:0", secret=None, introduce=introduce)
+        listener.accept_lanes(lanes)
+        taken = []
+        serving_task = asyncio.create_task(listener.serve(taken.append))
+        try:
+            with pytest.raises((AuthenticationError, PeerLostError)):
+                await connect(f"unix://{path}", secret=None, introduce=lambda: introduce("d"), timeout_seconds=2)
+            assert (listener.refused["authentication"], taken) == (1, [])
+        finally:
+            serving_task.cancel()
+            await asyncio.gather(serving_task, return_exceptions=True)
+            listener.close()

@@ -85,7 +85,7 @@ class Listener:
         return listener
 
     def accept_lanes(self, sock: socket.socket) -> None:
-        """Let lanes in on ``sock``, too: listening, non-blocking, and its owner's to close. Call it before `serve`."""
+        """Let in lanes, and nothing else, on ``sock``: listening, non-blocking, its owner's to close. Before `serve`."""
         self._lane_sockets.append(sock)
 
     async def serve(self, on_connection: OnConnection) -> None:
@@ -145,7 +145,8 @@ class Listener:
                 del self._unproven[oldest]
                 oldest.cancel()
                 self.refused["crowded"] += 1
-            task = handshakes.create_task(self._let_in(sock, on_connection))
+            lane_only = listening is not self._socket
+            task = handshakes.create_task(self._let_in(sock, on_connection, lane_only=lane_only))
             self._unproven[task] = None
             task.add_done_callback(partial(self._finished, sock))
 
@@ -166,11 +167,11 @@ class Listener:
             limits.ACCEPT_PAUSE_SECONDS, loop.add_reader, listening, self._accept, listening, handshakes, on_connection
         )
 
-    async def _let_in(self, sock: socket.socket, on_connection: OnConnection) -> bool:
+    async def _let_in(self, sock: socket.socket, on_connection: OnConnection, *, lane_only: bool) -> bool:
         """One accepted socket's way to a connection; False if it was refused. Its errors end here."""
         try:
             async with asyncio.timeout(self._handshake_seconds):
-                await self._greet(sock, on_connection)
+                await self._greet(sock, on_connection, lane_only=lane_only)
         except TimeoutError:
             self._refuse("timeout", f"not introduced within {self._handshake_seconds:g} s")
         except KVLinkError as error:
@@ -184,7 +185,7 @@ class Listener:
             return True
         return False
 
-    async def _greet(self, sock: socket.socket, on_connection: OnConnection) -> None:
+    async def _greet(self, sock: socket.socket, on_connection: OnConnection, *, lane_only: bool) -> None:
         """Authenticate, then introduce and hand over, or bring a channel to its connection."""
         tune_accepted(sock)
         session, owner = await self._authenticate(sock)
@@ -194,6 +195,8 @@ class Listener:
             connection, index = owner
             connection.deliver_channel(index, sock)
             return
+        if lane_only:  # in open mode it may be reached by users who cannot reach the address that we listen on
+            raise AuthenticationError("a control connection came where only lanes may", stage="handshake")
         connection = ControlConnection(session, dialled=None)
         # Before the peer can have our Introduce, and with it leave to open the channel.
         self._remember(connection)

@@ -38,7 +38,7 @@ void UcxPeer::begin(ActiveRead& read) {
 }
 
 void UcxPeer::on_leaving() {
-  digesting_.clear();
+  owed_.clear();
   serving_.reset();
   pulling_.abandon();
   if (lost() && endpoint_) endpoint_->close();
@@ -48,14 +48,10 @@ void UcxPeer::on_leaving() {
 
 void UcxPeer::on_want(AttemptId attempt) {
   heard();
-  auto wanted = core_.exposures.want(name(), attempt, Clock::now());
   if (core_.settings.gpu) {  // digests of what lies there come with the packed bytes
     channel_->failed(attempt, FailReason::unknown);
-  } else if (wanted.exposure) {
-    digesting_.push_back(std::move(wanted.exposure));
-  } else {
+  } else if (!owed_.want(core_.exposures, *channel_, name(), attempt)) {
     ++core_.late.wants;
-    channel_->failed(attempt, wanted.reason);
   }
 }
 
@@ -70,14 +66,7 @@ void UcxPeer::on_leaves(AttemptId attempt, std::uint64_t first, std::span<const 
 }
 
 bool UcxPeer::digest() {
-  if (!channel_ || digesting_.empty() || !channel_->has_room_for_digests()) return false;
-  const auto exposure = std::move(digesting_.front());
-  digesting_.pop_front();
-  const auto slice = core_.exposures.digest(*exposure);
-  if (!slice.digests.empty()) channel_->leaves(slice.attempt, slice.first, slice.digests);
-  if (slice.reason) channel_->failed(slice.attempt, *slice.reason);
-  if (!slice.done) digesting_.push_back(exposure);
-  return true;
+  return channel_ && owed_.pay(core_.exposures, *channel_);
 }
 
 // --- packing --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "pack_serve.hpp"
+#include "owed_digests.hpp"
 #include "peer.hpp"
 #include "ucx_core.hpp"
 #include "ucx_endpoint.hpp"
@@ -36,7 +37,7 @@ class UcxPeer final : public Peer {
   Time settle(Time now) override;
   bool over() const override { return Peer::over() && !endpoint_; }
   bool busy() const override {
-    return Peer::busy() || !digesting_.empty() || verdict_.has_value() ||
+    return Peer::busy() || owed_.any() || verdict_.has_value() ||
            (endpoint_ && (endpoint_->broken() || endpoint_->closing()));
   }
 
@@ -70,7 +71,7 @@ class UcxPeer final : public Peer {
   UcxPulling pulling_;
   std::unique_ptr<UcxSlots> ring_;  // kept for the peer, once it wants one
   std::optional<PackServing> serving_;
-  std::deque<std::shared_ptr<Exposure>> digesting_;
+  OwedDigests owed_;
   std::optional<Time> verdict_;  // when a broken endpoint is held to be UCX's own failure, not the peer's death
   std::string broken_detail_;
   std::string last_error_;       // UCX's word for the last get that failed
