@@ -85,7 +85,7 @@ class Listener:
         return listener
 
     def accept_lanes(self, sock: socket.socket) -> None:
-        """Let in lanes, and nothing else, on ``sock``: listening, non-blocking, its owner's to close. Before `serve`."""
+        """Let in lanes, and nothing else, on ``sock``: listening, non-blocking, its owner's to close."""
         self._lane_sockets.append(sock)
 
     async def serve(self, on_connection: OnConnection) -> None:
