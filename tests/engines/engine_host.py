@@ -6,6 +6,7 @@ is imported once.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import select
@@ -90,8 +91,20 @@ class Host:
                     requests=len(self.scheduler.requests),
                     preemptions=sum(self.preempted.values()),
                 )
-            case "quit":
-                sys.exit(0)
+            case "rows":
+                self.answer(id=command["id"], digest=self.rows(command["request"], command["tokens"]))
+
+    def rows(self, request: str, tokens: int) -> str | None:
+        """Digest of a request's first rows in every layer, where blocks are plain rows (latents)."""
+        found = [known for known in self.scheduler.requests if known.startswith(f"{request}-")]
+        if not found:
+            return None
+        blocks = self.scheduler.kv_cache_manager.get_block_ids(found[0])[0]
+        executor = self.engine.engine_core.engine_core.model_executor
+        digest = hashlib.sha256()
+        for cache in executor.driver_worker.worker.model_runner.kv_caches:
+            digest.update(cache[blocks].reshape(-1, cache.shape[-1])[:tokens].contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def answer(self, **fields: Any) -> None:
         _ANSWERS.write(json.dumps(fields) + "\n")

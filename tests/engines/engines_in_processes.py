@@ -110,6 +110,13 @@ class Engine:
         self._tell(do="gauges", id=request_id)
         return self._take(request_id, ANSWER_SECONDS)
 
+    def rows(self, request_id: str, tokens: int) -> str | None:
+        """Digest of a live request's first rows in every layer, for models whose blocks are plain rows."""
+        asked = f"rows-{next(self._ids)}"
+        self._answers[asked] = queue.Queue()
+        self._tell(do="rows", id=asked, request=request_id, tokens=tokens)
+        return self._take(asked, ANSWER_SECONDS)["digest"]
+
     def until_free(self, timeout_seconds: float = GAUGE_SECONDS) -> float:
         """Wait until every block is back, by the engine's own gauge; how long it took."""
         return self.until(lambda gauges: gauges["free_blocks"] == gauges["blocks"] and not gauges["requests"],

@@ -15,14 +15,14 @@ from typing import Self
 BIG_BYTES = 4096
 """Only payload comes in pieces of this size: messages and heartbeats are left as they are."""
 PIECE_BYTES = 1 << 16
-SPOILED_EVERY_BYTES = 61
+SPOILED_EVERY_BYTES = 7
 
 
 class Relay:
     """Listens on ``host:port`` and passes everything on to ``to:port``.
 
     ``spoil``: bits to flip in some bytes of every big piece from the engine. Of floating-point numbers that are not far
-    from 1, 0x01 makes others, and 0x40 infinities and NaN, too. ``bytes_per_second``: for each connection.
+    from 1, 0x80 makes others, and 0x40 infinities and NaN, too. ``bytes_per_second``: for each connection.
     """
 
     def __init__(self, host: str, port: int, to: str) -> None:

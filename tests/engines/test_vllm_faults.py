@@ -140,7 +140,7 @@ def test_spoiled_bytes_change_the_tokens_where_nobody_looks(lab: Lab) -> None:
     """The control of all comparisons of tokens: with integrity off, as the restarted target has it, they differ."""
     asked = prompt(300, 7)
     alone = lab.target.complete(asked)
-    lab.relay.spoil = 0x01
+    lab.relay.spoil = 0x80
     try:
         assert lab.fetched(asked) != alone
     finally:
@@ -151,10 +151,13 @@ def test_spoiled_bytes_change_the_tokens_where_nobody_looks(lab: Lab) -> None:
 def test_preempted_requests_go_on(lab: Lab) -> None:
     """The restarted target has 65 blocks: six requests fit when they arrive, and not when they have grown."""
     asked = [prompt(300, seed) for seed in range(10, 16)]
-    waiting = [lab.target.submit(one, 80, lab.source.prefill(one)) for one in asked]
+    offers = [lab.source.prefill(one) for one in asked]
+    lab.target.step(on=False)  # so that they arrive together
+    waiting = [lab.target.submit(one, 120, offer) for one, offer in zip(asked, offers, strict=True)]
+    lab.target.step(on=True)
     answers = [lab.target.result(request_id)["tokens"] for request_id in waiting]
     assert lab.target.gauges()["preemptions"] > 0
-    assert answers == [lab.target.complete(one, 80) for one in asked]
+    assert answers == [lab.target.complete(one, 120) for one in asked]
     lab.check(8)
 
 
