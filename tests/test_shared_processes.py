@@ -91,7 +91,7 @@ async def test_a1_c7_a_source_stopped_in_mid_transfer_and_resumed_after_the_cut_
     """A stopped source answers nothing on the ring; mapped memory may be read to its end, but is never committed."""
     over = settings(commit_ttl_seconds=1.0)
     source = await open_rank("prefill", big=big, shareable=shareable, **over)
-    async with target_here(None, big, **over) as target:
+    async with target_here(big, **over) as target:
         part = await fetch_big(source, target, "i:stopped", big)
         stopped = source.stop()
         error, ended = await end_of(part)
