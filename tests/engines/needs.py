@@ -7,11 +7,9 @@ from importlib.util import find_spec
 
 import pytest
 
+WHERE = "vLLM is not installed here; tests/engines/environment makes a place where it is, and runs these tests"
 NEEDS_VLLM = [
-    pytest.mark.skipif(
-        find_spec("vllm") is None,
-        reason="vLLM is not installed here; tests/engines/environment makes a place where it is, and runs these tests",
-    ),
+    pytest.mark.skipif(find_spec("vllm") is None, reason=WHERE),
     pytest.mark.timeout(900),
 ]
 

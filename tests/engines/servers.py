@@ -16,7 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import pytest
+from needs import WHERE
+
+httpx = pytest.importorskip("httpx", reason=WHERE)
 
 START_SECONDS = 600.0
 """For a start: most of it is imports, and the machine may be busy."""

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
-from needs import NEEDS_VLLM, PATIENT, prompt
+from needs import NEEDS_VLLM, PATIENT, WHERE, prompt
 
 from kvlink import Offer
 
+httpx = pytest.importorskip("httpx", reason=WHERE)
 if NEEDS_VLLM[0].args[0]:
     Server = Any
 else:
