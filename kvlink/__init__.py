@@ -25,9 +25,21 @@ if TYPE_CHECKING:
     from kvlink.descriptor import Facts, KVDescriptor
     from kvlink.errors import KVLinkError
     from kvlink.layout import CacheSpec, DType, Group, Identity, Place, Plane, PlaneKind, Rope
-    from kvlink.link import CloseReport, Link, Part, Reservation, Result, State, Stats, open_link
+    from kvlink.link import (
+        CloseReport,
+        Link,
+        Part,
+        RecoveryPoint,
+        Replica,
+        ReplicaStage,
+        Reservation,
+        Result,
+        State,
+        Stats,
+        open_link,
+    )
     from kvlink.memory import Caches, PlaneKey, Span
-    from kvlink.protocol import RetryPolicy
+    from kvlink.protocol import RetryPolicy, Standing
     from kvlink.wire import Claim, Offer, Roster, Ticket, request_key
 
 logging.getLogger("kvlink").addHandler(logging.NullHandler())  # silent until the embedder attaches a handler
@@ -39,9 +51,21 @@ _HOMES = {
     "descriptor": ("Facts", "KVDescriptor"),
     "errors": ("KVLinkError",),
     "layout": ("CacheSpec", "DType", "Group", "Identity", "Place", "Plane", "PlaneKind", "Rope"),
-    "link": ("CloseReport", "Link", "Part", "Reservation", "Result", "State", "Stats", "open_link"),
+    "link": (
+        "CloseReport",
+        "Link",
+        "Part",
+        "RecoveryPoint",
+        "Replica",
+        "ReplicaStage",
+        "Reservation",
+        "Result",
+        "State",
+        "Stats",
+        "open_link",
+    ),
     "memory": ("Caches", "PlaneKey", "Span"),
-    "protocol": ("RetryPolicy",),
+    "protocol": ("RetryPolicy", "Standing"),
     "wire": ("Claim", "Offer", "Roster", "Ticket", "request_key"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -66,12 +90,16 @@ __all__ = [
     "Plane",
     "PlaneKey",
     "PlaneKind",
+    "RecoveryPoint",
+    "Replica",
+    "ReplicaStage",
     "Reservation",
     "Result",
     "RetryPolicy",
     "Rope",
     "Roster",
     "Span",
+    "Standing",
     "State",
     "Stats",
     "Ticket",

@@ -27,7 +27,7 @@ from kvlink.limits import (
     CLOSE_TIMEOUT_SECONDS,
     MAX_TOKENS_PER_REQUEST,
 )
-from kvlink.link import CloseReport, Part, Reservation, Stats
+from kvlink.link import CloseReport, Part, RecoveryPoint, Reservation, Stats
 from kvlink.link.driver import Driver, open_driver
 from kvlink.link.part import LivePart
 from kvlink.link.retries import GiveBack, NextOffer, Retrying, check_sources, fetch_with_retries
@@ -107,10 +107,15 @@ class Bridge:
         """This rank's card, for `kvlink.Roster.of`."""
         return self._open_driver().card
 
-    def publish(self, offer: Offer, *, event: object = None) -> Part:
-        """Source: this KV may be fetched. See `kvlink.Link.publish`; what is no event raises here."""
-        after = self._open_driver().moment(event=event)
-        return self._submit(lambda driver, part: driver.publish(offer, part, after), LivePart(offer.key), "source")
+    def publish(self, offer: Offer, *, event: object = None, replicas: int = 0) -> Part:
+        """Source: this KV may be fetched. See `kvlink.Link.publish`; no event, or a bad ``replicas``, raises here."""
+        driver = self._open_driver()
+        after, part = driver.moment(event=event), driver.part_of(offer, replicas)
+        return self._submit(lambda driver, part: driver.publish(offer, part, after), part, "source")
+
+    def recovery_point(self, key: str, *, cached_tokens: int = 0) -> RecoveryPoint:
+        """Source: from where an installed request can go on; waits for the loop. See `kvlink.Link.recovery_point`."""
+        return self._ask(lambda driver: driver.recovery_point(key, cached_tokens))
 
     def announce(
         self,
@@ -264,7 +269,7 @@ class Bridge:
         self._tell(lambda driver: driver.decline(offer, why))
 
     def release(self, key: str) -> None:
-        """Target: the engine is done with an installed request's blocks; its recorded outcome ends. Idempotent."""
+        """Target: the engine is done with an installed request's blocks. Source: with recovering it. Idempotent."""
         self._tell(lambda driver: driver.release(key))
 
     def cancel(self, part: Part, why: str) -> None:

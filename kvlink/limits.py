@@ -173,6 +173,8 @@ RETRY_PAUSE_SECONDS: Final = 0.1
 MAX_RETRY_PAUSE_SECONDS: Final = 5.0
 RETRY_HORIZON_SECONDS: Final = 600.0
 MAX_LEDGER_ENTRIES: Final = 65_536
+MAX_REPLICAS: Final = 7
+"""Further targets of one request: each holds its source's blocks until it has read them."""
 
 # --- cluster and planning -----------------------------------------------------------------------------------------
 ADAPTER_LOAD_SECONDS: Final = 1.0

@@ -6,7 +6,7 @@ the same model, `shares` who holds which layers and heads, `blocks` which blocks
 """
 
 from kvlink.layout.alias import Alias, alias_classes, aliases
-from kvlink.layout.blocks import starts_of_groups, touched_blocks
+from kvlink.layout.blocks import payload_bytes, starts_of_groups, touched_blocks
 from kvlink.layout.check import check_spec
 from kvlink.layout.geometry import (
     CacheSpec,
@@ -49,6 +49,7 @@ __all__ = [
     "fingerprint",
     "heads_of_rank",
     "layers_of_stage",
+    "payload_bytes",
     "share_of",
     "standard_spec",
     "starts_of_groups",

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlink import limits
 from kvlink.errors import LayoutError
-from kvlink.layout.geometry import Group, IndexedBy
+from kvlink.layout.geometry import CacheSpec, Group, IndexedBy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,6 +58,22 @@ def touched_blocks(
         entry = start + int(np.flatnonzero(ids == bad)[0])
         raise LayoutError(f"{where}[{entry}] is block {bad}; the cache has blocks 0 to {group.num_blocks - 1}")
     return ids.astype(np.int64, copy=False)
+
+
+def payload_bytes(spec: CacheSpec, starts: Sequence[int], tokens: int) -> int:
+    """Bytes that one request's positions take in this rank's cache, each counted once.
+
+    Args:
+        spec: the rank's.
+        starts: first position, for each group.
+        tokens: one past the last position. A group that is not indexed by tokens holds one entry, whatever the range.
+    """
+    total = 0
+    for group, first in zip(spec.groups, starts, strict=True):
+        slots = group.block_size if group.indexed_by is IndexedBy.ENTRY else max(0, tokens - first)
+        rows = sum(group.row_of_plane(plane).nbytes for plane in group.planes)
+        total += slots * len(group.heads) * rows
+    return total
 
 
 def starts_of_groups(num_groups: int, first_token: int, *group_first_tokens: Sequence[int]) -> tuple[int, ...]:

@@ -15,14 +15,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kvlink import limits
-from kvlink.errors import ClosedError, ConfigError, DeadlineError, TransportError, UnsupportedError
+from kvlink.errors import ClosedError, ConfigError, DeadlineError, KVLinkError, TransportError, UnsupportedError
 from kvlink.layout import alias_classes
 from kvlink.link.listener import Listener
 from kvlink.link.making import gpu_of, make_transport
 from kvlink.link.moments import Moments
-from kvlink.link.part import Result, State
+from kvlink.link.part import LivePart, Result, State
 from kvlink.link.pump import Pump
 from kvlink.link.rank import LocalRank, check_successor, register_all, unregister_all
+from kvlink.link.replicas import ReplicatedPart, parts_of, replicas_of
 from kvlink.link.retries import RetriedParts
 from kvlink.link.room import Reservation, RoomKeeper, RoomStats
 from kvlink.link.source_half import SourceHalf
@@ -38,8 +39,8 @@ from kvlink.wire import Address
 if TYPE_CHECKING:
     from kvlink.config import Config
     from kvlink.descriptor import Facts
-    from kvlink.errors import KVLinkError
-    from kvlink.link.part import LivePart, Part
+    from kvlink.link.part import Part
+    from kvlink.link.recovery import RecoveryPoint
     from kvlink.link.sessions import Session
     from kvlink.link.target_work import Uncovered
     from kvlink.observe.events import Side
@@ -110,6 +111,7 @@ class Driver:
         self.source = SourceHalf(rank, tasks, self._blocks, self._counters, timing)
         self.target.coordinated_by(self.source.coordinator)
         self.target.sessions.watch = partial(self._peer_changed, "target")
+        self.source.recovery.tell = self.events.emit
         self.source.sessions.watch = partial(self._peer_changed, "source")
 
     # --- about itself -----------------------------------------------------------------------------------------------
@@ -173,8 +175,27 @@ class Driver:
         """See `kvlink.Link.publish`; nothing is read before ``after``."""
         self._check_open()
         _check_ttl(offer.ttl_seconds)
-        self.source.publish(offer, part, after)
+        family = (offer.key, *(replica.key for replica in part.replicas)) if part.replicas else ()
+        copies: list[LivePart] = []
+        try:  # the request's own last: before it nobody has been told a replica's key, so they can still be taken back
+            for replica in part.replicas:
+                copy = LivePart(replica.key)
+                self.source.publish(replica, copy, after, family)
+                self._track(copy, "source")
+                copies.append(copy)
+            self.source.publish(offer, part, after, family)
+        except KVLinkError:
+            for copy in copies:
+                self.source.cancel(copy, "the request that it replicates was refused")
+            raise
+        if isinstance(part, ReplicatedPart):
+            part.serve(copies)
         self._track(part, "source")
+
+    def part_of(self, offer: Offer, replicas: int) -> LivePart:
+        """The part to publish an offer with. Any thread; see `replicas_of` for what it raises."""
+        offers = replicas_of(offer, replicas, self._rank.config.secret)
+        return ReplicatedPart(offer.key, offers) if offers else LivePart(offer.key)
 
     def announce(self, part: LivePart, *, ttl_seconds: float, max_tokens: int, facts: Facts) -> None:
         """See `kvlink.Link.announce`."""
@@ -295,6 +316,7 @@ class Driver:
     def release(self, key: str) -> None:
         """See `kvlink.Link.release`."""
         self._check_process()
+        self.source.recovery.release(key)
         self.target.release(key)
         if self._blocks.state_of(key) is None:
             self._room.give_back(key)
@@ -303,8 +325,14 @@ class Driver:
         """See `kvlink.Link.cancel`."""
         self._check_process()
         if not part.state.ended and not self.retried.cancel(part):
-            self.source.cancel(part, why)
-            self.target.cancel(part, why)
+            for one in parts_of(part):
+                self.source.cancel(one, why)
+                self.target.cancel(one, why)
+
+    def recovery_point(self, key: str, cached_tokens: int) -> RecoveryPoint:
+        """See `kvlink.Link.recovery_point`."""
+        self._check_process()
+        return self.source.recovery.point(key, cached_tokens)
 
     async def quiesce(self, parts: Iterable[Part], timeout_seconds: float) -> bool:
         """See `kvlink.Link.quiesce`."""

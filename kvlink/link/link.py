@@ -16,6 +16,7 @@ from kvlink.protocol.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from kvlink.config import Config
+    from kvlink.link.recovery import RecoveryPoint
     from kvlink.link.retries import GiveBack, NextOffer, TakeBlocks
     from kvlink.link.target_work import Uncovered
     from kvlink.memory import Caches
@@ -78,7 +79,7 @@ class Link:
 
     # --- source verbs -------------------------------------------------------------------------------------------------
 
-    def publish(self, offer: Offer, *, event: object = None) -> Part:
+    def publish(self, offer: Offer, *, event: object = None, replicas: int = 0) -> Part:
         """Source, fetch flow: hold this KV and let the offer's holder fetch it.
 
         Ends `State.DONE` once every rank that reads this one has installed, `State.EXPIRED` if nobody asks within
@@ -89,16 +90,38 @@ class Link:
             event: on a GPU, an event recorded after the work that writes this KV: torch's, CuPy's, or its handle.
                 Nothing is read before; a target that asks before waits, within its own bound. Without it, all of it is
                 written already.
+            replicas: further targets that may fetch the same KV, for when the first is lost (`recovery_point`). Each
+                has a key and an offer of its own, for one target, in the part's ``replicas``. The part then ends after
+                them all, as the request itself did: each keeps the blocks until it is installed, declined, or
+                ``offer.ttl_seconds`` are over.
 
         Raises:
             ConflictError: the key is held already.
+            ConfigError: ``replicas`` is below 0 or above `limits.MAX_REPLICAS`.
+            SchemaError: the key leaves no room for a replica's.
             LayoutError, MismatchError: the offer is not of this cache, or it is no event.
             GpuError: the GPU's driver refused.
             BusyError: too many requests are remembered.
         """
-        part = LivePart(offer.key)
+        part = self._driver.part_of(offer, replicas)
         self._driver.publish(offer, part, self._driver.moment(event=event))
         return part
+
+    def recovery_point(self, key: str, *, cached_tokens: int = 0) -> RecoveryPoint:
+        """Source: from where a request that was installed can go on, and what it costs; asks nobody, changes nothing.
+
+        `kvlink.observe.InstalledLost` tells when it is worth asking; it may be asked before. What was installed is
+        known until `release`, or for `limits.RETRY_HORIZON_SECONDS` (10 minutes) from then.
+
+        Args:
+            key: the request's, or one of its replicas'.
+            cached_tokens: first positions that whoever prefills again has cached.
+
+        Raises:
+            UnknownRequestError: it is not known to be installed from here.
+            ConfigError: ``cached_tokens`` is below 0.
+        """
+        return self._driver.recovery_point(key, cached_tokens)
 
     def announce(
         self,
@@ -359,9 +382,10 @@ class Link:
         self._driver.decline(offer, why)
 
     def release(self, key: str) -> None:
-        """Target: the engine is done with a request's blocks: its recorded outcome and its reservation end. Idempotent.
+        """The engine is done with a request. Idempotent.
 
-        While the request is live it changes nothing; `cancel` it first.
+        Target: with its blocks; its recorded outcome and its reservation end. While the request is live it changes
+        nothing; `cancel` it first. Source: with recovering it; its recovery point, and its replicas', are forgotten.
         """
         self._driver.release(key)
 

@@ -27,7 +27,7 @@ class Moments:
 
     def __init__(self, gpu: Gpu | None) -> None:
         self._gpu = gpu
-        self._waiting: dict[Moment, asyncio.Future[None]] = {}
+        self._waiting: dict[Moment, list[asyncio.Future[None]]] = {}
         self._loop = asyncio.get_running_loop()
         self._fd = -1
         if gpu is not None:
@@ -59,7 +59,7 @@ class Moments:
         if moment is None:
             future.set_result(None)
         else:
-            self._waiting[moment] = future
+            self._waiting.setdefault(moment, []).append(future)
             self._look()
         return future
 
@@ -74,17 +74,17 @@ class Moments:
     def _look(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._fd)
-        for moment, future in list(self._waiting.items()):
+        for moment in list(self._waiting):
             try:
                 if not moment.passed():
                     continue
                 error = None
             except GpuError as told:
                 error = told
-            del self._waiting[moment]
-            if future.cancelled():
-                continue
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
+            for future in self._waiting.pop(moment):
+                if future.cancelled():
+                    continue
+                if error is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(error)

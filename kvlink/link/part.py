@@ -12,7 +12,7 @@ from kvlink.errors import ClosedError, KVLinkError
 
 if TYPE_CHECKING:
     from kvlink.descriptor import BlockList, FirstTokens
-    from kvlink.wire import Ticket
+    from kvlink.wire import Offer, Ticket
 
 
 class State(IntEnum):
@@ -73,15 +73,18 @@ class Result:
 class Part:
     """One rank's share of a transfer. ``state`` is one attribute read; it may be read from any thread.
 
+    ``replicas``: offers for further targets, one each, of a part that was published with replicas.
+
     Returned by the verbs of `kvlink.Link` and `kvlink.Bridge`. Dropping it cancels nothing.
     """
 
-    __slots__ = ("_controls", "_done", "key", "result", "state", "ticket")
+    __slots__ = ("_controls", "_done", "key", "replicas", "result", "state", "ticket")
 
     def __init__(self, key: str, *, controls: PartControls | None = None, ticket: Ticket | None = None) -> None:
         self.key = key
         self.state = State.WAITING
         self.ticket = ticket
+        self.replicas: tuple[Offer, ...] = ()
         self.result: Result | None = None
         self._controls = controls
         self._done: list[Callable[[Part], None]] = []

@@ -24,6 +24,7 @@ from kvlink.layout import fingerprint
 from kvlink.link.coordinator import Coordinator
 from kvlink.link.machine import Machine
 from kvlink.link.part import LivePart, Part, State
+from kvlink.link.recovery import Recovery
 from kvlink.link.sessions import Session, Sessions
 from kvlink.link.source_early import Early
 from kvlink.link.source_leases import Leases
@@ -78,11 +79,12 @@ class SourceHalf:
         self._loop = asyncio.get_running_loop()
         self._works: dict[str, SourceWork] = {}
         self._ledger: protocol.Ledger[SourceWork] = protocol.Ledger()
-        self._incarnations: dict[tuple[str, int, int], str] = {}
+        self._incarnations: dict[tuple[str, int, int], Place] = {}
         self.sessions = Sessions(
             rank, tasks, reading=False, on_message=self._on_message, on_up=self._on_up, on_down=self._on_down
         )
         self._leases = Leases(rank, self.sessions, blocks, counters, self._feed)
+        self.recovery = Recovery(rank, self.sessions, counters, self._works)
         self.early = Early(rank, self.sessions, self._leases, counters)
         self.coordinator = Coordinator(rank, self.sessions, timing)
 
@@ -97,12 +99,13 @@ class SourceHalf:
 
     # --- verbs --------------------------------------------------------------------------------------------------
 
-    def publish(self, offer: Offer, part: LivePart, after: Moment | None) -> None:
+    def publish(self, offer: Offer, part: LivePart, after: Moment | None, family: tuple[str, ...] = ()) -> None:
         """Hold the offer's blocks and answer asks for them, once ``after`` has come; see `kvlink.Link.publish`."""
         descriptor = offer.descriptor(limits.MAX_ATTEMPT_SECONDS)
         check_descriptor(descriptor, self._rank.caches.spec)
         work = SourceWork(offer.key, part, self._loop.time(), max_tokens=offer.tokens, facts=offer.facts)
         work.blocks, work.tokens, work.sealed = offer.blocks, offer.tokens, True
+        work.offer, work.family = offer, family
         self._admit(work, descriptor_digest(descriptor))
         if after is None:
             work.descriptor = descriptor
@@ -363,12 +366,15 @@ class SourceHalf:
         place: Place = session.place
         rank = (place.engine, place.pp_rank, place.tp_rank)
         before = self._incarnations.get(rank)
-        self._incarnations[rank] = session.peer
-        if before is not None and before != session.peer:
+        self._incarnations[rank] = place
+        if before == place:
+            before = None
+        if before is not None:
             # Its successor has authenticated: whatever the old incarnation installed died with it.
             for work in list(self._works.values()):
-                self._feed(work, protocol.PeerDead(before))
-            self.coordinator.dead(before)
+                self._feed(work, protocol.PeerDead(str(before)))
+            self.coordinator.dead(str(before))
+        self.recovery.up(place, before)
 
     def _on_down(self, session: Session, error: KVLinkError) -> None:
         self._counters.peers_lost += 1
@@ -377,6 +383,7 @@ class SourceHalf:
         self.coordinator.lost(session.peer)
         for work in list(self._works.values()):
             self._feed(work, protocol.PeerLost(session.peer))
+        self.recovery.down(session.place)
 
     def lapsed(self, wire_name: str, attempt: int) -> None:
         """The transport's LEASE_LAPSED."""
@@ -419,8 +426,10 @@ class SourceHalf:
                     self._blocks.end_hold(work.key)
             case protocol.Report(end=end, error=error):
                 self._report(work, end, error)
-            case protocol.Learned():
+            case protocol.Learned(end=end):
                 self._ledger.release(work.key, self._loop.time())
+                if end is End.DONE:
+                    self.recovery.installed(work)
             case _:
                 raise AssertionError(f"a source machine does not do {action}")
 
@@ -437,6 +446,8 @@ class SourceHalf:
         now = self._loop.time()
         self._ledger.end(work.key, end, error, now, standing=end is End.INDETERMINATE)
         self._counters.ended(end.value)
+        if end is End.DONE:
+            self.recovery.installed(work)
         work.part.end(work.result(end, error, now))
 
     def _forget(self, work: SourceWork) -> None:

@@ -125,6 +125,7 @@ class Leases:
             return
         capabilities = session.pump.transport.capabilities()
         work.transport, work.reason = capabilities.name, session.reason
+        work.target = session.place
         work.exposed[key] = (session.pump, session.wire_name)
 
     def send(self, work: SourceWork, peer: str, attempt: int) -> None:

@@ -13,10 +13,12 @@ from kvlink.wire import Ask, ErrorInfo, info_to_error
 
 if TYPE_CHECKING:
     from kvlink.descriptor import BlockList, FirstTokens, KVDescriptor
+    from kvlink.layout import Place
     from kvlink.link.machine import Machine
     from kvlink.link.pump import Pump
     from kvlink.plan import CopyPlan
     from kvlink.relayout.gpu import Moment
+    from kvlink.wire import Offer
 
 Attempt: TypeAlias = tuple[str, int]
 """Peer and attempt."""
@@ -35,6 +37,9 @@ class SourceWork:
         blocks: this rank's, once given.
         tokens: how many of them are in place.
         group_first_tokens: where each group begins, if not all alike.
+        offer: what was published, if it was an offer.
+        family: keys of the offer and its replicas, if it has any.
+        target: a rank of the engine that was leased to last.
         descriptor: what is offered, once sealed and computed.
         sealed: nothing more will become ready.
         held: its blocks are.
@@ -56,6 +61,9 @@ class SourceWork:
     blocks: tuple[BlockList, ...] | None = None
     tokens: int = 0
     group_first_tokens: FirstTokens = ()
+    offer: Offer | None = None
+    family: tuple[str, ...] = ()
+    target: Place | None = None
     descriptor: KVDescriptor | None = None
     sealed: bool = False
     held: bool = False

@@ -22,6 +22,7 @@ class Counters:
         demands_admitted, demands_queued, demands_busy, demands_too_large: requests for room (`kvlink.Link.reserve`)
             that got it, had to wait for it, were turned away, or can never fit.
         reservations_expired: reservations that nobody used in their time.
+        installs_lost: requests whose target fell silent or died after it had installed them, as events told.
         messages_late: messages for attempts or keys that nobody knows (any more); dropped.
     """
 
@@ -46,6 +47,7 @@ class Counters:
     demands_busy: int = 0
     demands_too_large: int = 0
     reservations_expired: int = 0
+    installs_lost: int = 0
     messages_late: int = 0
 
     def ended(self, end: str) -> None:

@@ -120,6 +120,28 @@ class PeerDisconnected(Event):
     why: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledLost(Event):
+    """Source: the target of a request fell silent or died after it had installed it. `kvlink.Link.recovery_point` asks.
+
+    Attributes:
+        key: the request's, or its replica's.
+        target: ``"engine@incarnation"``.
+        proven: another incarnation has authenticated in its place, so the KV is gone. Else its process may live: the
+            request is told once more if that is proven, and anew if the incarnation comes back and is lost again.
+        tokens: positions that were installed.
+        bytes: of KV that prefilling them all writes on this rank.
+        prefill_again: no other copy stands, is on its way, or can be fetched.
+    """
+
+    key: str
+    target: str
+    proven: bool
+    tokens: int
+    bytes: int
+    prefill_again: bool
+
+
 class Events:
     """A link's events, for whoever takes them (`take`, from any thread) or is called with them (`subscribe`).
 

@@ -1,14 +1,15 @@
 """The protocol as data: ``step(state, event, now) -> (state, actions)`` over frozen values and total tables.
 
 No I/O, no clock, no randomness: ids, time and verdicts come in with events, deeds go out as actions. ``target`` and
-``source`` are the two machines, ``group`` makes the parts of several target ranks one, `Ledger` and `ParkingLot` are
-what surrounds them. See docs/protocol.md.
+``source`` are the two machines, ``group`` makes the parts of several target ranks one, `Ledger`, `Installations` and
+`ParkingLot` are what surrounds them. See docs/protocol.md.
 """
 
 from __future__ import annotations
 
 from kvlink.protocol import group, membership, source, target
 from kvlink.protocol.group import Group, GroupEvent, GroupPhase, Stood
+from kvlink.protocol.installations import Installation, Installations, Standing
 from kvlink.protocol.ledger import Fresh, Join, Ledger, Recorded, Refuse
 from kvlink.protocol.membership import Abandon, Membership, Noted, Proceed, Reveal
 from kvlink.protocol.parking import ParkingLot
@@ -81,6 +82,8 @@ __all__ = [
     "Install",
     "InstallDone",
     "InstallFailed",
+    "Installation",
+    "Installations",
     "Join",
     "Learned",
     "LeaseLapsed",
@@ -111,6 +114,7 @@ __all__ = [
     "SourceEvent",
     "SourcePart",
     "SourcePhase",
+    "Standing",
     "StartRead",
     "Stood",
     "StopRenewing",

@@ -218,6 +218,21 @@ class Offer(Claim, frozen=True, tag="offer"):
             group_first_tokens=self.group_first_tokens,
         )
 
+    def replica(self, number: int) -> Self:
+        """The offer of the same KV to one further target, unsigned: its key is this one's and the replica's number.
+
+        Args:
+            number: from 1 on.
+
+        Raises:
+            SchemaError: the key would be longer than `limits.MAX_KEY_BYTES`.
+        """
+        key = f"{self.key}#replica{number}"
+        if len(key) > limits.MAX_KEY_BYTES:
+            msg = f"key {clip(key)!r} of a replica has over {limits.MAX_KEY_BYTES} characters; shorten the request's"
+            raise SchemaError(msg)
+        return msgspec.structs.replace(self, key=key, signature=None)
+
 
 class Ticket(Claim, frozen=True, tag="ticket"):
     """Push: made by the target; room is reserved, and where to announce that the KV is there."""
