@@ -235,8 +235,8 @@ class VirtualConnection:
     async def __anext__(self):
         return await self.receive()
 
-    async def channel(self, index: int = 0, *, timeout_seconds: float) -> _Channel:
-        assert index == 0
+    async def channel(self, index: int = 0, *, path: str | None = None, timeout_seconds: float) -> _Channel:
+        assert (index, path) == (0, None)
         await asyncio.sleep(self._net.moment())
         if self.error is not None:
             raise self.error
