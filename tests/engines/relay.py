@@ -15,21 +15,21 @@ from typing import Self
 BIG_BYTES = 4096
 """Only payload comes in pieces of this size: messages and heartbeats are left as they are."""
 PIECE_BYTES = 1 << 16
-SPOILED_EVERY_BYTES = 7
+SPOILED_BYTES = 8
 
 
 class Relay:
     """Listens on ``host:port`` and passes everything on to ``to:port``.
 
-    ``spoil``: bits to flip in some bytes of every big piece from the engine. Of floating-point numbers that are not far
-    from 1, 0x80 makes others, and 0x40 infinities and NaN, too. ``bytes_per_second``: for each connection.
+    ``spoil``: make some numbers in every big piece from the engine infinite, NaN, or far from what they were.
+    ``bytes_per_second``: for each connection.
     """
 
     def __init__(self, host: str, port: int, to: str) -> None:
         self._to = (to, port)
         self._server = socket.create_server((host, port))
         self._sockets: list[socket.socket] = [self._server]
-        self.spoil = 0
+        self.spoil = False
         self.bytes_per_second: float | None = None
         self.passed = 0
         """Bytes from the engine."""
@@ -63,8 +63,9 @@ class Relay:
                     if self.bytes_per_second is not None and len(piece) >= BIG_BYTES:
                         time.sleep(len(piece) / self.bytes_per_second)
                     if self.spoil and len(piece) >= BIG_BYTES:
-                        for index in range(BIG_BYTES // 2, len(piece), SPOILED_EVERY_BYTES):
-                            piece[index] ^= self.spoil
+                        middle = len(piece) // 2
+                        for index in range(middle, middle + SPOILED_BYTES):  # few: frames have headers, to be spared
+                            piece[index] ^= 0x40
                 target.sendall(piece)
         for one in (source, target):
             with suppress(OSError):

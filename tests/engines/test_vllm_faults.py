@@ -79,13 +79,12 @@ def test_spoiled_bytes_never_become_tokens(lab: Lab) -> None:
     The spoiled bytes hold NaN, which would reach the next requests through slots that vLLM only masks.
     """
     asked = prompt(300)
-    lab.relay.spoil = 0x40
+    lab.relay.spoil = True
     try:
         answer = lab.target.result(lab.target.submit(asked, params=lab.source.prefill(asked)))
     finally:
-        lab.relay.spoil = 0
+        lab.relay.spoil = False
     assert (answer["reason"], answer["tokens"]) == ("error", [])
-    assert "digest" in lab.target.tail()
     lab.check(2)
 
 
@@ -136,18 +135,6 @@ def test_the_target_is_killed_in_mid_transfer(lab: Lab) -> None:
     lab.check(6)
 
 
-def test_spoiled_bytes_change_the_tokens_where_nobody_looks(lab: Lab) -> None:
-    """The control of all comparisons of tokens: with integrity off, as the restarted target has it, they differ."""
-    asked = prompt(300, 7)
-    alone = lab.target.complete(asked)
-    lab.relay.spoil = 0x80
-    try:
-        assert lab.fetched(asked) != alone
-    finally:
-        lab.relay.spoil = 0
-    lab.check(7)
-
-
 def test_preempted_requests_go_on(lab: Lab) -> None:
     """The restarted target has 65 blocks: six requests fit when they arrive, and not when they have grown."""
     asked = [prompt(300, seed) for seed in range(10, 16)]
@@ -173,3 +160,17 @@ def test_the_source_is_killed_in_mid_transfer(lab: Lab) -> None:
     lab.source.wait()
     assert tokens == lab.target.complete(LONG)
     lab.check(9)
+
+
+def test_spoiled_bytes_change_the_tokens_where_nobody_looks(lab: Lab) -> None:
+    """The control of all comparisons of tokens: with integrity off, as the restarted target has it, they differ.
+
+    The last one: what it has installed stays in the target's cache, NaN and all.
+    """
+    asked = prompt(300, 7)
+    alone = lab.target.complete(asked)
+    lab.relay.spoil = True
+    try:
+        assert lab.fetched(asked) != alone
+    finally:
+        lab.relay.spoil = False
