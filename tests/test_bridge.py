@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import pytest
 from engines import IDENTITY
 
-from kvlink import Bridge, Caches, Config, Offer, Part, Place, Roster, State, Ticket
+from kvlink import Bridge, Caches, Config, Offer, Part, Place, Roster, Standing, State, Ticket
 from kvlink.cli.bench.content import SOURCE_CANARY, TARGET_CANARY, CacheContent, Prompt
-from kvlink.errors import CancelledError, ClosedError, ConflictError, LayoutError
+from kvlink.errors import CancelledError, ClosedError, ConfigError, ConflictError, LayoutError, UnknownRequestError
 from kvlink.layout import DType, heads_of_rank, standard_spec
 from kvlink.transports.base import Transport
 from kvlink.transports.faults import DelayChunk, FailRead, Fault
@@ -154,6 +154,26 @@ def test_push(pair: Pair) -> None:
     assert (expected.state, announced.state) == (State.DONE, State.DONE)
     assert pair.target.content.check(PROMPT, INTO) is None
     pair.source.assert_no_block_out()
+
+
+def test_a_request_with_a_replica_and_its_recovery_point(pair: Pair) -> None:
+    with pytest.raises(ConfigError):
+        pair.source.bridge.publish(pair.source.offer("1:r"), replicas=-1)
+    offer = pair.source.offer("1:r")
+    published = pair.source.bridge.publish(offer, replicas=1)
+    fetched = pair.target.bridge.fetch(offer, (INTO,), deadline_seconds=10)
+    pair.run(fetched)
+    assert pair.target.content.check(PROMPT, INTO) is None
+    pair.target.bridge.release(fetched.key)
+    again = pair.target.bridge.fetch(published.replicas[0], (INTO,), deadline_seconds=10)
+    pair.run(published, again)
+    assert (published.state, again.state) == (State.DONE, State.DONE)
+    pair.source.assert_no_block_out()
+    point = pair.source.bridge.recovery_point("1:r")
+    assert (point.standing, point.replicas[0].key) == (Standing.INSTALLED, again.key)
+    pair.source.bridge.release("1:r")
+    with pytest.raises(UnknownRequestError):
+        pair.source.bridge.recovery_point("1:r")
 
 
 def test_two_ranks_that_learn_of_each_other_after_opening() -> None:

@@ -22,7 +22,7 @@ from kvlink.relayout import Gpu
 
 PROMPT = Prompt(seed=7, tokens=75)
 BLOCKS = 12
-SHAPES = {"source": ("nhd", 16), "target": ("hnd", 48)}
+SHAPES = {"source": ("nhd", 16), "target": ("hnd", 48), "spare": ("hnd", 48)}
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +134,20 @@ async def test_f1_without_the_wait_the_stand_in_shows_wrong_bytes(stand_in):
     """F1."""
     stand_in.skip("cuStreamWaitEvent")
     assert await late_source(stand_in) is not None
+
+
+async def test_f1_a_request_and_its_replicas_wait_for_one_event(stand_in):
+    """F1."""
+    async with Rank("source") as source, Rank("target") as target, Rank("spare") as spare:
+        source.fill()
+        source.pool._memory._stream.synchronize()
+        stand_in.stall(source.pool.stream, 80)
+        with source.pool.written() as written:
+            part = source.link.publish(source.offer("k"), event=written, replicas=1)
+        for rank, offer in ((target, source.offer("k")), (spare, *part.replicas)):
+            await rank.link.fetch(offer, (rank.blocks,), deadline_seconds=20)
+            assert rank.wrong() is None
+        await part.wait()
 
 
 async def late_consumer(stand_in):

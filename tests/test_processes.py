@@ -18,9 +18,10 @@ import pytest
 from engines import Engine, source_engine, target_engine, until
 from rank_process import RankProcess
 
-from kvlink import CacheSpec, Identity, Part, State
+from kvlink import CacheSpec, Identity, Part, Standing, State
 from kvlink.cli.bench.content import TARGET_CANARY, Prompt
 from kvlink.errors import CancelledError, ExpiredError, KVLinkError, PeerError, PeerLostError, PeerRestartedError
+from kvlink.observe import InstalledLost
 
 IDENTITY = Identity(model="tiny", num_layers=2, num_kv_heads=8, head_dim=32)
 SMALL = Prompt(seed=8, tokens=300)
@@ -221,6 +222,24 @@ async def test_b3_c7_a_target_killed_in_mid_transfer_frees_its_source_which_serv
         source.assert_no_block_out()
         assert target.content.check_wiped(big.others) is None
         await serves_there(source, await open_rank("decode", **over), "i:next")
+
+
+@pytest.mark.parametrize("over", [UCX, STREAM], ids=["ucx", "stream"])
+async def test_a_target_killed_after_install_is_told_and_its_successor_proves_it(
+    over: Over, open_rank: OpenRank
+) -> None:
+    target = await open_rank("decode", **over)
+    async with source_here(**over) as source:
+        await serves_there(source, target, "i:installed")
+        (link,) = source.links
+        assert link.recovery_point("i:installed").standing is Standing.INSTALLED
+        target.kill()
+        await until(lambda: link.stats().counters["installs_lost"] == 1)
+        assert link.recovery_point("i:installed").standing is Standing.LOST
+        await serves_there(source, await open_rank("decode", **over), "i:next")
+        told = [event for event in link.events.take() if isinstance(event, InstalledLost)]
+        assert [(event.key, event.proven) for event in told] == [("i:installed", False), ("i:installed", True)]
+        assert link.recovery_point("i:installed").recompute_tokens == SMALL.tokens
 
 
 async def reuse_and_resume(source: RankProcess, target: Engine) -> None:
