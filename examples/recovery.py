@@ -32,7 +32,7 @@ async def main() -> None:
     await published.wait()
 
     await decode.close()  # or its process dies
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(1.0)
     point = prefill.recovery_point(key, cached_tokens=16)
     for copy in point.replicas:
         print(f"{copy.key} is {copy.stage} at {copy.target}: decode there")

@@ -173,6 +173,10 @@ RETRY_PAUSE_SECONDS: Final = 0.1
 MAX_RETRY_PAUSE_SECONDS: Final = 5.0
 RETRY_HORIZON_SECONDS: Final = 600.0
 MAX_LEDGER_ENTRIES: Final = 65_536
+LOSS_GRACE_SECONDS: Final = 0.5
+"""How long a target must stay away before its source tells that what it had installed is lost."""
+LOSSES_TOLD_PER_TURN: Final = 64
+"""Installed requests of a lost target that a source tells of before its loop turns to others."""
 MAX_REPLICAS: Final = 7
 """Further targets of one request: each holds its source's blocks until it has read them."""
 

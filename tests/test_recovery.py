@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import pytest
@@ -13,9 +13,19 @@ from virtual import VirtualNet, run
 
 from kvlink import Part, ReplicaStage, Standing, State, limits
 from kvlink.cli.bench.content import Prompt
-from kvlink.errors import CancelledError, ConfigError, ConflictError, KVLinkError, SchemaError, UnknownRequestError
+from kvlink.errors import (
+    CancelledError,
+    ConfigError,
+    ConflictError,
+    IndeterminateError,
+    KVLinkError,
+    PeerLostError,
+    SchemaError,
+    UnknownRequestError,
+)
 from kvlink.observe import InstalledLost, PartEnded
 from kvlink.protocol import Installation, Installations
+from kvlink.transports.faults import DelayChunk, Fault
 from kvlink.transports.loopback_fabric import LoopbackFabric
 
 PROMPT = Prompt(seed=3, tokens=TOKENS)
@@ -26,11 +36,11 @@ KEY, COPY = "i:r", "i:r#replica1"
 class World:
     """A prefill, a decode and a spare decode engine, in virtual time."""
 
-    def __init__(self, net: VirtualNet, **shapes: dict) -> None:
+    def __init__(self, net: VirtualNet, tp: int = 1, faults: Sequence[Fault] = ()) -> None:
         self.net = net
-        self.fabric = LoopbackFabric(1, clock=net.loop.time)
+        self.fabric = LoopbackFabric(1, faults, clock=net.loop.time, chunks_per_poll=1)
         self.source = source_engine(self.fabric, **SHAPE)
-        self.decode = target_engine(self.fabric, **SHAPE, **shapes.get("decode", {}))
+        self.decode = target_engine(self.fabric, tp=tp, **SHAPE)
         self.spare = self.other("spare")
 
     def other(self, name: str) -> Engine:
@@ -72,7 +82,7 @@ class World:
 
     def lost(self) -> list[tuple[str, bool, bool]]:
         """What was told since it was last asked: key, proven, prefill again."""
-        told = [event for event in self.link.events.take() if isinstance(event, InstalledLost)]
+        told = [event for event in self.link.events.take(limits.MAX_QUEUED_EVENTS) if isinstance(event, InstalledLost)]
         return [(event.key, event.proven, event.prefill_again) for event in told]
 
 
@@ -81,9 +91,9 @@ Story = Callable[[World], Awaitable[None]]
 
 @pytest.fixture
 def tell(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def told(story: Story, **shapes: dict) -> None:
+    def told(story: Story, **fields) -> None:
         async def whole(net: VirtualNet) -> None:
-            world = World(net, **shapes)
+            world = World(net, **fields)
             async with world.source, world.decode, world.spare:
                 await story(world)
                 await asyncio.sleep(60.0)
@@ -160,6 +170,103 @@ def test_the_same_incarnation_may_come_back_and_is_lost_anew(tell) -> None:
     tell(story)
 
 
+def test_a_connection_that_a_newer_one_replaces_is_no_loss(tell) -> None:
+    """The target noticed that the old one broke, the source did not."""
+
+    async def story(world: World) -> None:
+        world.publish()
+        await world.fetch(world.decode)
+        place = str(world.source.ranks[0].caches.spec.place)
+        (broken,) = (one for one in world.net.connections if one.peer == place)
+        broken.other._end = lambda _error: True
+        broken.fail(PeerLostError("reset", peer=place))
+        await world.fetch_next(world.decode)
+        assert world.link.stats().counters["peers_lost"] == 1
+        assert world.lost() == []
+        assert world.link.recovery_point(KEY).standing is Standing.INSTALLED
+
+    tell(story)
+
+
+def test_an_install_that_is_heard_of_late_has_a_recovery_point_from_then_on(tell) -> None:
+    async def story(world: World) -> None:
+        published = world.publish()
+        here, there = (str(engine.ranks[0].caches.spec.place) for engine in (world.source, world.decode))
+        fetched = world.decode.links[0].start_fetch(
+            world.source.offer(KEY, FROM, TOKENS, ttl_seconds=3.0), (INTO,), deadline_seconds=5
+        )
+        fetched.when_ended(lambda _part: world.net.reset(here, there))
+        listeners = dict(world.net.listeners)
+        fetched.when_ended(lambda _part: world.net.listeners.clear())
+        with pytest.raises(IndeterminateError):
+            await published.wait()
+        with pytest.raises(UnknownRequestError):
+            world.link.recovery_point(KEY)
+        assert fetched.state is State.DONE
+        world.net.listeners.update(listeners)
+        await world.fetch_next(world.decode)  # what brings a session up has the target's word repeated
+        await asyncio.sleep(5.0)
+        assert world.link.recovery_point(KEY).standing is Standing.INSTALLED
+
+    tell(story)
+
+
+def test_a_replica_that_is_on_its_way_counts_and_stands_in_once_it_has_arrived(tell) -> None:
+    async def story(world: World) -> None:
+        published = world.publish(replicas=1)
+        await world.fetch(world.decode)
+        moving = world.spare.links[0].start_fetch(published.replicas[0], (INTO,), deadline_seconds=60)
+        await asyncio.sleep(0.5)
+        assert moving.state is State.MOVING
+        await world.kill(world.decode)
+        assert world.lost() == [(KEY, False, False)]
+        assert world.link.recovery_point(KEY).replicas[0].stage is ReplicaStage.MOVING
+        await published.wait()
+        assert world.link.recovery_point(KEY).replicas[0].stage is ReplicaStage.INSTALLED
+
+    tell(story, faults=[DelayChunk(steps=3000, read=2)])
+
+
+def test_a_connection_that_is_redialled_at_once_is_no_loss(tell) -> None:
+    async def story(world: World) -> None:
+        world.publish()
+        await world.fetch(world.decode)
+        here, there = (str(engine.ranks[0].caches.spec.place) for engine in (world.source, world.decode))
+        world.net.reset(here, there)
+        await world.fetch_next(world.decode)
+        await asyncio.sleep(1.0)
+        assert world.link.stats().counters["peers_lost"] == 1
+        assert world.lost() == []
+
+    tell(story)
+
+
+def test_thousands_of_requests_that_are_lost_at_once_are_all_told_and_hold_up_nobody(tell) -> None:
+    count = 40 * limits.LOSSES_TOLD_PER_TURN
+
+    async def story(world: World) -> None:
+        await world.fetch_next(world.decode)
+        recovery = world.link._driver.source.recovery
+        place = world.decode.ranks[0].caches.spec.place
+        for number in range(count - 1):
+            made = installed(f"i:{number}", (place.engine, place.incarnation))
+            recovery._installed.add(made, (), world.net.loop.now)
+        told_by_then: list[int] = []
+
+        def look_aside(event: object) -> None:
+            """What else waits in the loop has its turn soon."""
+            if isinstance(event, InstalledLost) and event.key == "i:100":
+                world.link.release("i:2000")
+                world.net.loop.call_soon(lambda: told_by_then.append(recovery._counters.installs_lost))
+
+        world.link.events.subscribe(look_aside)
+        await world.kill(world.decode)
+        assert len(world.lost()) == count - 1, "one was released while the others were told"
+        assert told_by_then[0] <= 3 * limits.LOSSES_TOLD_PER_TURN
+
+    tell(story)
+
+
 def test_one_rank_of_several_that_is_lost_loses_the_request(tell) -> None:
     async def story(world: World) -> None:
         world.publish()
@@ -169,7 +276,7 @@ def test_one_rank_of_several_that_is_lost_loses_the_request(tell) -> None:
         await world.kill(world.decode, slice(0, 1))
         assert world.lost() == [], "it is lost already"
 
-    tell(story, decode={"tp": 2})
+    tell(story, tp=2)
 
 
 def test_a_replica_stands_in_for_a_lost_target_and_blocks_return_after_both(tell) -> None:

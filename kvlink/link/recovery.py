@@ -6,11 +6,13 @@ It decides nothing and starts nothing: to prefill again, or to turn to a replica
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import TYPE_CHECKING
 
+from kvlink import limits
 from kvlink.errors import ConfigError, UnknownRequestError
 from kvlink.layout import payload_bytes, starts_of_groups
 from kvlink.observe import InstalledLost
@@ -123,7 +125,7 @@ class Recovery:
             Installation(work.key, target, work.descriptor.tokens, starts, work.family), away, self._loop.time()
         )
         if away:
-            self._loop.call_soon(self._tell, target)
+            self._loop.call_later(limits.LOSS_GRACE_SECONDS, self._tell, target)
 
     def up(self, place: Place, before: Place | None) -> None:
         """A rank is connected, in the place of ``before`` if that was another incarnation."""
@@ -133,9 +135,9 @@ class Recovery:
             self._tell(_engine(before))
 
     def down(self, place: Place) -> None:
-        """A rank is not connected any more. Told a turn later: a newer connection may just have taken its place."""
+        """A rank is not connected any more. Told a moment later: a connection that just broke may be redialled."""
         self._installed.lost(_engine(place), str(place))
-        self._loop.call_soon(self._tell, _engine(place))
+        self._loop.call_later(limits.LOSS_GRACE_SECONDS, self._tell, _engine(place))
 
     def release(self, key: str) -> None:
         """The request is over, so its replicas are of no use either; or, with a replica's key, only that is gone."""
@@ -190,21 +192,31 @@ class Recovery:
         return Replica(key=key, stage=ReplicaStage.MOVING)
 
     def _tell(self, target: Target) -> None:
-        for installation, standing in self._installed.untold(target, self._loop.time()):
-            point = self.point(installation.key)
-            proven = standing is Standing.DEAD
-            self._counters.installs_lost += 1
-            self.tell(
-                InstalledLost(
-                    at_seconds=self._loop.time(),
-                    key=point.key,
-                    target=point.target,
-                    proven=proven,
-                    tokens=point.tokens,
-                    bytes=point.recompute_bytes,
-                    prefill_again=point.prefill_again,
-                )
+        self._tell_some(iter(self._installed.untold(target, self._loop.time())))
+
+    def _tell_some(self, losses: Iterator[tuple[Installation, Standing]]) -> None:
+        """An engine may take thousands of requests with it: what is live must not wait until all have been told."""
+        some = tuple(islice(losses, limits.LOSSES_TOLD_PER_TURN))
+        for installation, standing in some:
+            if self._installed.look(installation.key, self._loop.time()) is not None:
+                self._tell_one(installation.key, proven=standing is Standing.DEAD)
+        if some:
+            self._loop.call_soon(self._tell_some, losses)
+
+    def _tell_one(self, key: str, *, proven: bool) -> None:
+        point = self.point(key)
+        self._counters.installs_lost += 1
+        self.tell(
+            InstalledLost(
+                at_seconds=self._loop.time(),
+                key=key,
+                target=point.target,
+                proven=proven,
+                tokens=point.tokens,
+                bytes=point.recompute_bytes,
+                prefill_again=point.prefill_again,
             )
+        )
 
 
 def _engine(place: Place) -> Target:
