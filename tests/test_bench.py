@@ -55,7 +55,7 @@ async def test_every_byte_crosses_and_is_verified(transport, flow, shape):
 
 @pytest.mark.parametrize("flow", ["fetch", "push"])
 async def test_chunks_lost_altered_and_late_by_chance_are_tried_again_and_verified(flow):
-    faults = "drop=0.2,corrupt=0.1,delay=0.2"
+    faults = "drop=0.5,corrupt=0.1,delay=0.2"
     report = await finished(
         *SMALL, *RESHAPED, "--transport", "loopback", "--flow", flow, "--fault", faults, "--tries", "20", "--seed", "4"
     )
