@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -191,6 +193,28 @@ async def test_f2_a_slot_comes_back_when_its_event_has_passed(stand_in):
                 faults.append(target.wrong())
     assert faults[0] is None
     assert faults[1] is not None
+
+
+DROPPED = """
+import ctypes, os, sys
+from kvlink._native import _kvlink
+from kvlink.relayout import Gpu
+
+driver, gpu = ctypes.CDLL(sys.argv[1]), Gpu(library=sys.argv[1])
+stream = _kvlink.CudaStream(gpu.native)
+called = []
+callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(called.append)
+driver.fakecuda_stall(ctypes.c_void_p(stream.handle), 100)
+assert driver.cuLaunchHostFunc(ctypes.c_void_p(stream.handle), callback, None) == 0
+moment = gpu.moment(None, stream, os.eventfd(0))
+del moment
+assert called
+"""
+
+
+def test_a_callback_of_the_engines_stream_may_need_the_interpreter_that_drops_a_moment(stand_in):
+    """Dropping a moment waits for the stream: with the interpreter held, it would wait for ever."""
+    subprocess.run([sys.executable, "-c", DROPPED, stand_in.library], check=True, timeout=60)
 
 
 async def test_what_does_not_go_with_a_gpu_is_refused_by_name(stand_in, monkeypatch):

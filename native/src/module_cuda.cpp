@@ -73,6 +73,26 @@ std::unique_ptr<CudaPlan> packed_of(const CudaStream& stream, const Plan& plan, 
   return CudaPlan::packed(stream, plan, packed, checked_addresses(plan, packed, regions));
 }
 
+// Ending a moment waits for the engine's work, which may itself need the interpreter (a callback of its stream): it is
+// free meanwhile.
+class HeldMoment {
+ public:
+  HeldMoment(Gpu gpu, std::optional<std::uintptr_t> event, std::optional<std::uintptr_t> stream, int fd)
+      : moment_(std::make_unique<CudaMoment>(std::move(gpu), event ? std::optional(event_at(*event)) : std::nullopt,
+                                             stream ? std::optional(stream_at(*stream)) : std::nullopt, fd)) {}
+  ~HeldMoment() {
+    const nb::gil_scoped_release release;
+    moment_.reset();
+  }
+  HeldMoment(const HeldMoment&) = delete;
+  HeldMoment& operator=(const HeldMoment&) = delete;
+
+  bool passed() const { return moment_->passed(); }
+
+ private:
+  std::unique_ptr<CudaMoment> moment_;
+};
+
 // --- kernels' jobs --------------------------------------------------------------------------------------------------
 
 template <class Row>
@@ -200,15 +220,12 @@ void bind_streams(nb::module_& m) {
            "data"_a, "address"_a)
       .def("copy_on_device", &CudaStream::copy_on_device, "target"_a, "source"_a, "nbytes"_a, released())
       .def("synchronize", &CudaStream::synchronize, released());
-  nb::class_<CudaMoment>(m, "CudaMoment", "A moment of an engine's own GPU work, and an eventfd that tells when it has come.")
+  nb::class_<HeldMoment>(m, "CudaMoment", "A moment of an engine's own GPU work, and an eventfd that tells when it has come.")
       .def("__init__",
-           [](CudaMoment* self, Gpu gpu, std::optional<std::uintptr_t> event, std::optional<std::uintptr_t> stream,
-              int fd) {
-             new (self) CudaMoment(std::move(gpu), event ? std::optional(event_at(*event)) : std::nullopt,
-                                   stream ? std::optional(stream_at(*stream)) : std::nullopt, fd);
-           },
+           [](HeldMoment* self, Gpu gpu, std::optional<std::uintptr_t> event, std::optional<std::uintptr_t> stream,
+              int fd) { new (self) HeldMoment(std::move(gpu), event, stream, fd); },
            "gpu"_a, "event"_a.none(), "stream"_a.none(), "fd"_a, released())
-      .def("passed", &CudaMoment::passed, released());
+      .def("passed", &HeldMoment::passed, released());
 }
 
 void bind_cuda_plan(nb::module_& m) {
