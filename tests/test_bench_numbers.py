@@ -61,7 +61,7 @@ def test_a_bench_that_converts_is_verified_e2(capsys: pytest.CaptureFixture[str]
     assert main([*workload.split(), *flags.split()]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["verified"]
-    assert report["case"]["path"] == {"ucx": "packed", "stream": "stream", "loopback": "direct"}[flags.split()[1]]
+    assert report["case"]["path"] == {"ucx": "packed", "stream": "stream", "loopback": "local"}[flags.split()[1]]
     if report["case"]["source"]["dtype"] != report["case"]["target"]["dtype"] and "deepseek" not in flags:
         assert report["limit"] is None  # raw bytes are no limit of it
 

@@ -85,7 +85,7 @@ class LoopbackTransport(Transport):
 
     def capabilities(self) -> Capabilities:
         """See `Transport.capabilities`."""
-        return Capabilities(name="loopback", paths=("direct",), version="1", origin="this process")
+        return Capabilities(name="loopback", paths=("local",), version="1", origin="this process")
 
     def address(self) -> bytes:
         """Names this end in its fabric; no other end ever has the same."""
