@@ -18,9 +18,9 @@ import kvlink
 from kvlink import Config, Offer, Place, Roster, State, open_link
 from kvlink.cli.bench.content import SOURCE_CANARY, TARGET_CANARY, CacheContent, Prompt
 from kvlink.cli.bench.gpu_pool import GpuPool
-from kvlink.errors import ConfigError, KVLinkError, LayoutError, UnsupportedError
+from kvlink.errors import ConfigError, KVLinkError, LayoutError
 from kvlink.layout import DType, standard_spec
-from kvlink.relayout import Gpu
+from kvlink.relayout import Gpu, uncovered_stretches
 
 PROMPT = Prompt(seed=7, tokens=75)
 BLOCKS = 12
@@ -195,10 +195,29 @@ async def test_f2_a_slot_comes_back_when_its_event_has_passed(stand_in):
     assert faults[1] is not None
 
 
+async def test_slots_past_the_last_token_are_zeroed_if_asked(stand_in):
+    """After what the consumer's stream has queued, which here is the wiping of the whole cache."""
+    stand_in.delays(5, 500)
+    async with Rank("source") as source, Rank("target") as target:
+        source.fill()
+        with source.pool.written() as written:
+            offer = source.offer("k")
+            source.link.publish(offer, event=written)
+        await target.link.fetch(
+            offer, (target.blocks,), deadline_seconds=20, stream=target.pool.stream, uncovered="zero"
+        )
+        with target.pool.shown():
+            arrays = [region.array for region in target.pool.mirror.regions]
+            for region, offset, length in uncovered_stretches(target.pool.caches.spec, (target.blocks,), PROMPT.tokens):
+                assert not arrays[region][offset : offset + length].any()
+                arrays[region][offset : offset + length] = TARGET_CANARY
+        assert target.wrong() is None
+
+
 DROPPED = """
 import ctypes, os, sys
 from kvlink._native import _kvlink
-from kvlink.relayout import Gpu
+from kvlink.relayout import Gpu, uncovered_stretches
 
 driver, gpu = ctypes.CDLL(sys.argv[1]), Gpu(library=sys.argv[1])
 stream = _kvlink.CudaStream(gpu.native)
@@ -218,12 +237,10 @@ def test_a_callback_of_the_engines_stream_may_need_the_interpreter_that_drops_a_
 
 
 async def test_what_does_not_go_with_a_gpu_is_refused_by_name(stand_in, monkeypatch):
-    async with Rank("source") as source, Rank("target") as target:
+    async with Rank("source") as source:
         source.fill()
         offer = source.offer("k")
         source.link.publish(offer)
-        with pytest.raises(UnsupportedError, match="zero the slots past the last token yourself"):
-            target.link.start_fetch(offer, (target.blocks,), deadline_seconds=5, uncovered="zero")
         with pytest.raises(LayoutError, match="no recorded CUDA event"):
             source.link.publish(source.offer("l"), event="soon")
     monkeypatch.setenv("KVLINK_TRANSPORTS", "stream")

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kvlink import limits
-from kvlink.errors import ClosedError, ConfigError, DeadlineError, KVLinkError, TransportError, UnsupportedError
+from kvlink.errors import ClosedError, ConfigError, DeadlineError, KVLinkError, TransportError
 from kvlink.layout import alias_classes
 from kvlink.link.listener import Listener
 from kvlink.link.making import gpu_of, make_transport
@@ -223,10 +223,6 @@ class Driver:
         if uncovered not in ("leave", "zero"):
             raise ConfigError(
                 f"uncovered is {uncovered!r}; slots past the last token can be left ('leave') or zeroed ('zero')"
-            )
-        if uncovered == "zero" and self._rank.gpu is not None:
-            raise UnsupportedError(
-                "uncovered is 'zero', which is done by the CPU; on a GPU zero the slots past the last token yourself"
             )
         self._room.check(offer.key, into)
         self.target.fetch(

@@ -167,7 +167,7 @@ class Link:
             first_token: first position to read, where the target has a prefix already: one for all groups, or one for
                 each of this rank's; the offer's by default. What the source's windows have left behind is not read.
             facts: what this side knows of the request, compared where both state it.
-            uncovered: what becomes of the slots past the last token in its block; on a GPU, only ``"leave"``.
+            uncovered: what becomes of the slots past the last token in its block.
             together: the parts of all ranks of this engine become visible together, or none does: every rank fetches
                 under the same key with ``together``, and the engine's first rank, which `set_siblings` names,
                 coordinates. `State.DONE` on any rank means that all have installed; on the first, that all are visible.

@@ -36,7 +36,7 @@ from kvlink.link.target_siblings import Siblings
 from kvlink.link.target_work import LegWork, TargetWork, plan_of, starts_of
 from kvlink.memory.ledger import ReservationState
 from kvlink.protocol import End, Failure, TargetPhase
-from kvlink.relayout import native_plan, zero_uncovered
+from kvlink.relayout import native_plan, uncovered_stretches, zero_uncovered
 from kvlink.wire import (
     Ack,
     Announce,
@@ -297,7 +297,18 @@ class TargetHalf:
             capabilities = session.pump.transport.capabilities()
             work.transport, work.transport_reason = capabilities.name, session.reason
             work.path, work.path_reason = session.pump.transport.path(leg.plan, session.wire_name)
+        if work.uncovered == "zero":
+            self._zero_uncovered(work, descriptor.tokens)
         work.phases["plan"] = self._loop.time() - began
+
+    def _zero_uncovered(self, work: TargetWork, tokens: int) -> None:
+        """No read writes these slots, so their turn is when an error is still the request's alone."""
+        caches, gpu = self._rank.caches, self._rank.gpu
+        if gpu is None:
+            zero_uncovered(caches.spec, [region.array for region in caches.regions], work.into, tokens)
+            return
+        stretches = uncovered_stretches(caches.spec, work.into, tokens)
+        gpu.zero((caches.regions[region].address + offset, length) for region, offset, length in stretches)
 
     def _begin(self, work: TargetWork, legs: Sequence[LegWork]) -> None:
         now = self._loop.time()
@@ -506,9 +517,6 @@ class TargetHalf:
         passed, so whatever is launched from now on, on any stream, sees them.
         """
         began = self._loop.time()
-        if work.uncovered == "zero" and work.descriptor is not None:
-            caches = self._rank.caches
-            zero_uncovered(caches.spec, [region.array for region in caches.regions], work.into, work.descriptor.tokens)
         self._blocks.land(work.key)
         if not work.together:
             self._blocks.install(work.key)

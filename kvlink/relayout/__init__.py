@@ -6,7 +6,7 @@ uncovered, `digest` defines the digest scheme, `reference` is the slow walk that
 """
 
 from kvlink.relayout.digest import SCHEME, leaf_count, leaf_digests, root_digest
-from kvlink.relayout.fill import zero_uncovered
+from kvlink.relayout.fill import uncovered_stretches, zero_uncovered
 from kvlink.relayout.gpu import Gpu
 from kvlink.relayout.gpu_memory import GpuMemory
 from kvlink.relayout.local import (
@@ -35,5 +35,6 @@ __all__ = [
     "move_variants",
     "native_plan",
     "root_digest",
+    "uncovered_stretches",
     "zero_uncovered",
 ]

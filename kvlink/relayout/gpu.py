@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -131,6 +131,22 @@ class Gpu:
                 raise LayoutError(str(error), stage="copy") from error
             try:
                 ready.launch(own, 0, plan.total_bytes)
+            finally:
+                own.synchronize()
+
+    def zero(self, stretches: Iterable[tuple[int, int]]) -> None:
+        """Zero stretches of this GPU's memory, (address, length in bytes) each.
+
+        Blocks until it is done. Whatever is launched after it has returned sees zeros.
+
+        Raises:
+            GpuError: the driver's own word; the stretches hold anything.
+        """
+        with driver_errors():
+            own = _kvlink.CudaStream(self.native)
+            try:
+                for address, length in stretches:
+                    own.fill(address, 0, length)
             finally:
                 own.synchronize()
 
