@@ -46,7 +46,11 @@ def test_a_machine_without_a_driver_is_told_what_it_lacks(monkeypatch, kernels):
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [(["--device", "gpu"], "host, cuda, or cuda:N"), (["--device", "cuda", "--transport", "stream"], "by ucx only")],
+    [
+        (["--device", "gpu"], "host, cuda, or cuda:N"),
+        (["--device", "cuda", "--transport", "stream"], "by ucx only"),
+        (["--device", "cuda", "--path", "direct"], "always packed: drop it"),
+    ],
 )
 def test_devices_that_cannot_be_are_refused_by_the_flag(monkeypatch, kernels, options, says):
     ran = bench(monkeypatch, kernels, *options)

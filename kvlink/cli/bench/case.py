@@ -153,6 +153,9 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if self.device != HOST and self.transport != "ucx":
             msg = f"--device {self.device} is reached by ucx only: drop --transport {self.transport}"
             raise ConfigError(msg)
+        if self.device != HOST and self.path == "direct":
+            msg = f"--path direct gets from caches themselves, and those of {self.device} are always packed: drop it"
+            raise ConfigError(msg)
 
     def _check_topology(self) -> None:
         if self.engines == 1:
