@@ -32,6 +32,13 @@ def test_a_damaged_file_is_compiled_anew(compiled, monkeypatch, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["sm_90-None-None.cubin"]
 
 
+def test_what_cannot_be_kept_leaves_nothing_behind(compiled, monkeypatch, tmp_path):
+    monkeypatch.setenv(kernel_cache.VARIABLE, str(tmp_path))
+    (tmp_path / "sm_90-None-None.cubin").mkdir()
+    assert kernel_cache.cubin("sm_90") == ELF
+    assert [path.name for path in tmp_path.iterdir()] == ["sm_90-None-None.cubin"]
+
+
 def test_a_folder_that_others_may_write_to_is_not_used(compiled, monkeypatch, tmp_path, caplog):
     monkeypatch.setenv(kernel_cache.VARIABLE, str(tmp_path))
     tmp_path.chmod(0o777)

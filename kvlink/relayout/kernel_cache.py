@@ -71,7 +71,12 @@ def _keep(path: Path, image: bytes) -> None:
     """Whole or not at all: several ranks may start at once."""
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(image)
-        Path(file.name).replace(path)
+            part = Path(file.name)
+            try:
+                file.write(image)
+                file.flush()
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
     except OSError as error:
         log.info("compiled kernels are not kept: %s", error)
