@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from random import Random
 
 import pytest
 from engines import Engine, source_engine, target_engine
@@ -31,6 +32,7 @@ from kvlink.transports.loopback_fabric import LoopbackFabric
 PROMPT = Prompt(seed=3, tokens=TOKENS)
 FROM, INTO = (3, 5), (BLOCKS - 1, 7)
 KEY, COPY = "i:r", "i:r#replica1"
+SEEDS = 100
 
 
 class World:
@@ -91,7 +93,7 @@ Story = Callable[[World], Awaitable[None]]
 
 @pytest.fixture
 def tell(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def told(story: Story, **fields) -> None:
+    def told(story: Story, seed: int = 5, **fields) -> None:
         async def whole(net: VirtualNet) -> None:
             world = World(net, **fields)
             async with world.source, world.decode, world.spare:
@@ -99,7 +101,7 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 await asyncio.sleep(60.0)
                 world.source.assert_no_block_out()
 
-        assert not run(5, monkeypatch, whole).errors
+        assert not run(seed, monkeypatch, whole).errors
 
     return told
 
@@ -407,6 +409,53 @@ def test_replicas_are_signed_like_any_offer(tell) -> None:
             replica.verify(secret)
 
     tell(story)
+
+
+async def troubled(seed: int, world: World) -> None:
+    """Two targets want whatever is offered, while one is killed, connections are reset, or the source cancels."""
+    dice, net = Random(seed), world.net
+    engines, dead = [world.decode, world.spare], set[str]()
+    fetched: list[tuple[str, Engine, Part]] = []
+    published = world.publish(replicas=dice.choice((1, 2)))
+    offers = [world.source.offer(KEY, FROM, TOKENS, ttl_seconds=3.0), *published.replicas]
+
+    async def want(engine: Engine, number: int) -> None:
+        await asyncio.sleep(dice.random() * 2.0)
+        if engine.name not in dead:
+            into = (2 * number, 2 * number + 1)
+            part = engine.links[0].start_fetch(offers[number], (into,), deadline_seconds=5)
+            fetched.append((part.key, engine, part))
+
+    async def strike() -> None:
+        await asyncio.sleep(dice.random() * 2.5)
+        engine = dice.choice(engines)
+        match dice.choice(("kill", "reset", "reset", "cancel")):
+            case "kill" if engine.name not in dead:
+                dead.add(engine.name)
+                await world.kill(engine)
+            case "reset":
+                net.reset(*(str(one.ranks[0].caches.spec.place) for one in (world.source, engine)))
+            case "cancel":
+                world.link.cancel(published, "by chance")
+
+    wants = [want(engine, number) for engine in engines for number in range(len(offers))]
+    await asyncio.gather(*wants, *(strike() for _ in range(dice.choice((0, 1, 2)))))
+    await asyncio.sleep(120.0)
+    assert published.state.ended
+    ends = {event.key: event.end for event in world.link.events.take(1000) if isinstance(event, PartEnded)}
+    assert set(ends) == {offer.key for offer in offers}
+    for key, end in ends.items():
+        done = [engine for one, engine, part in fetched if one == key and part.state is State.DONE]
+        assert len(done) <= 1, "a key is one target's"
+        if end == "done":
+            assert world.link.recovery_point(key).target == f"{done[0].name}@{done[0].incarnation}"
+        elif end != "indeterminate":
+            assert all(engine.name in dead for engine in done), "else the source would have heard"
+
+
+def test_whatever_befalls_them_each_key_is_one_targets_and_each_block_comes_back(tell) -> None:
+    for seed in range(SEEDS):
+        tell(partial(troubled, seed), seed=seed, faults=[DelayChunk(steps=400, read=1 + seed % 3)])
 
 
 # --- what is remembered ---------------------------------------------------------------------------------------------
