@@ -345,9 +345,11 @@ def test_a_request_and_its_replicas_are_cancelled_as_one(tell) -> None:
     async def story(world: World) -> None:
         published = world.publish(replicas=2)
         await world.fetch(world.spare, published.replicas[0])
+        began = world.net.loop.now
         world.link.cancel(published, "not wanted")
         with pytest.raises(CancelledError):
             await published.wait()
+        assert world.net.loop.now == began, "nobody reads, so no replica waits for its time to live"
         world.source.assert_no_block_out()
         with pytest.raises(KVLinkError):
             await world.fetch(world.decode, published.replicas[1])
