@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from kvlink.errors import (
 )
 from kvlink.transports.faults import DelayChunk
 from kvlink.transports.loopback_fabric import LoopbackFabric
+from kvlink.wire import Announce, Withdrawn, error_to_info
 
 PROMPT = Prompt(seed=7, tokens=75)
 
@@ -97,6 +99,25 @@ async def test_a_ticket_may_come_before_its_announcement() -> None:
         result = await expected.wait()
         assert result.integrity
         target.assert_holds(PROMPT, into)
+
+
+async def test_whoever_is_not_the_source_can_neither_announce_nor_withdraw() -> None:
+    """C3: a peer that knows the key, and is authenticated, is still not one of those that the request is read from."""
+    fabric = LoopbackFabric(seed=3)
+    async with source_engine(fabric) as source, target_engine(fabric) as target:
+        ticket = target.ticket("i:p3", PROMPT.tokens)
+        expected = target.links[0].expect(ticket, source.roster, (blocks_for(target),), deadline_seconds=20)
+        await until(lambda: expected.state is State.READY)
+        half, other = target.links[0]._driver.target, SimpleNamespace(peer="other/0/0@1")
+        other_offer = source.offer("i:p3", blocks_for(source)[:1], 3)
+        half._on_message(other, Withdrawn(key="i:p3", error=error_to_info(CancelledError("not yours to say"))))
+        half._on_message(other, Announce(key="i:p3", descriptor=other_offer.descriptor(9.0)))
+        part = source.links[0].announce("i:p3", ttl_seconds=10)
+        source.fill(PROMPT, blocks_for(source))
+        part.ready(blocks=(blocks_for(source),), tokens=PROMPT.tokens)
+        part.seal()
+        await expected.wait()
+        target.assert_holds(PROMPT, blocks_for(target))
 
 
 async def test_an_early_ask_is_parked_until_the_offer_is_published() -> None:

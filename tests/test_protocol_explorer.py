@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kvlink import wire
-from kvlink.protocol import PeerDead, PreparedArrived, Tick, group, source_leg, target, target_leg
+from kvlink import errors, wire
+from kvlink.protocol import PeerDead, PreparedArrived, Tick, error_info, group, source_leg, target, target_leg
 from kvlink.protocol.source_leg import SOURCE_LEG
 from kvlink.protocol.source_leg import LegPhase as SourceLegPhase
 from kvlink.protocol.table import Edge
@@ -167,3 +167,32 @@ def test_a_late_word_of_an_earlier_try_counts_for_nothing() -> None:
     assert known.phase is group.GroupPhase.PROCEEDING
     (word,) = say("D1", 6, wire.Stage.INSTALLED, 9)
     assert word.verdict is wire.Verdict.REVEAL
+
+
+def test_the_end_of_an_earlier_try_does_not_end_the_next() -> None:
+    """G2: a rank that is still cutting off its first try, told *failed* late or twice, leaves its siblings' second."""
+    word = wire.Stands(
+        key="k", part=5, group=0, content="c", stage=wire.Stage.FAILED, error=error_info(errors.TransferError, "no")
+    )
+    first = group.begin("k", 1, "D0", ["D0", "D1"], now=0.0, timing=FAST)
+    first, _ = group.step(first, group.Stood("D1", replace(word, stage=wire.Stage.JOINED, error=None)), 0.1)
+    first, _ = group.step(first, group.Stood("D0", replace(word, part=3)), 0.2)
+    assert first.phase is group.GroupPhase.ABANDONED
+    again = replace(word, part=4, stage=wire.Stage.JOINED, error=None)
+    assert group.begins(first, "D0", again)
+    second = group.begin("k", 2, "D0", ["D0", "D1"], now=0.3, timing=FAST, after=first)
+    second, _ = group.step(second, group.Stood("D0", again), 0.3)
+    second, (noted,) = group.step(second, group.Stood("D1", word), 0.4)
+    assert noted.message.verdict is wire.Verdict.NOTED
+    second, (over,) = group.step(second, group.Stood("D1", replace(word, stage=wire.Stage.LANDED)), 0.4)
+    assert over.message.verdict is wire.Verdict.ABANDON
+    assert second.phase is group.GroupPhase.GATHERING
+    assert not group.begins(replace(second, phase=group.GroupPhase.ABANDONED), "D1", replace(word, stage=again.stage))
+
+
+@pytest.mark.parametrize("stage", [wire.Stage.INSTALLED, wire.Stage.LEAVING])
+def test_a_part_whose_group_is_forgotten_does_not_say_that_it_failed(stage: wire.Stage) -> None:
+    """G3: its siblings may have been told to become visible before the coordinator forgot."""
+    stands = wire.Stands(key="k", part=5, group=1, content="c", stage=stage)
+    error = group.answer_unknown("D1", stands).message.error
+    assert error.code == errors.IndeterminateError.code

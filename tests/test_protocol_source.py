@@ -135,6 +135,23 @@ def test_a_lease_that_lapsed_is_never_committed() -> None:
     assert refusal(other.prepared()).code == errors.LeaseLapsedError.code
 
 
+def test_a_target_that_gives_up_after_its_lease_has_lapsed_ends_the_hold_at_once() -> None:
+    """B4, C6: nobody will ask afresh, so nothing is kept for that; said again, it is acknowledged again."""
+    rank = Rank()
+    rank.ask()
+    rank.see(LeaseLapsed("D0", 1))
+    acknowledged, *ended = rank.not_installed(error=errors.CancelledError)
+    assert acknowledged == Send("D0", wire.Ack(attempt=1))
+    assert ended[0] == EndHold()
+    assert rank.reports[0].end is End.CANCELLED
+    assert rank.not_installed(error=errors.CancelledError) == (acknowledged,)
+    patient = Rank()
+    patient.ask()
+    patient.see(LeaseLapsed("D0", 1))
+    assert patient.not_installed() == (acknowledged,)
+    assert patient.part.phase is SourcePhase.HELD
+
+
 def test_other_bytes_are_not_committed() -> None:
     rank = Rank()
     rank.ask()

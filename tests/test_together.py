@@ -6,16 +6,17 @@ import asyncio
 
 import pytest
 from engines import Engine, source_engine, target_engine, until
+from msgspec.structs import replace
 from test_link import PROMPT, blocks_for
 
 from kvlink import State
 from kvlink.errors import CancelledError, ConflictError, DeadlineError, KVLinkError
 from kvlink.link import coordinator
 from kvlink.link.target_siblings import Siblings
-from kvlink.protocol import RetryPolicy
+from kvlink.protocol import RetryPolicy, Send
 from kvlink.transports.faults import DelayChunk, FailRead
 from kvlink.transports.loopback_fabric import LoopbackFabric
-from kvlink.wire import Stage
+from kvlink.wire import Stage, Stands, Verdict
 
 
 def published(source: Engine, key: str = "i:t1", **fields: object):
@@ -189,6 +190,26 @@ async def test_tries_of_all_ranks_fail_and_succeed_together() -> None:
         for rank in target.ranks:
             assert rank.content.check(PROMPT, (10, 11, 12, 13, 14)) is None
         await assert_forgotten(target)
+
+
+async def test_a_word_of_a_rank_that_is_none_of_the_engines_is_not_heard(caplog: pytest.LogCaptureFixture) -> None:
+    """C3: of another engine, of no seat of this one, or of the coordinator's own; who does not decide says so."""
+    fabric = LoopbackFabric(seed=9)
+    async with target_engine(fabric, tp=2) as target:
+        first, second = (link._driver.source.coordinator for link in target.links)
+        own, other = (link._driver._rank.caches.spec.place for link in target.links)
+        stands = Stands(key="i:t1", part=1, group=0, content="c", stage=Stage.JOINED)
+        for place in (own, replace(other, engine="else"), replace(other, incarnation="old"), replace(other, tp_rank=7)):
+            first.hears(place, stands)
+        assert len(first) == 0
+        assert len(caplog.records) == 4
+        sent: list[Send] = []
+        second._send = sent.append
+        second.hears(own, stands)
+        second.hears(own, replace(stands, stage=Stage.FAILED))
+        assert [send.message.verdict for send in sent] == [Verdict.ABANDON]
+        first.hears(other, stands)
+        assert len(first) == 1
 
 
 async def test_an_engine_of_one_rank_is_together_with_itself() -> None:

@@ -17,7 +17,7 @@ from kvlink import limits, protocol
 from kvlink.errors import ConfigError
 from kvlink.link.machine import Machine
 from kvlink.protocol import Group, GroupEvent, GroupPhase, group
-from kvlink.wire import Decided, Stands, Verdict, error_to_info
+from kvlink.wire import Decided, Stage, Stands, Verdict, error_to_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,23 +50,20 @@ class Coordinator:
         return len(self._groups)
 
     def hears(self, place: Place, message: Stands) -> None:
-        """A rank, or this one itself, tells where its part stands."""
+        """A peer tells where its part stands: our business if it is one of the other ranks of this engine."""
         own = self._rank.caches.spec.place
-        peer = str(place)
-        if (place.engine, place.incarnation) != (own.engine, own.incarnation):
-            _log.warning("%s is of another engine than %s, which coordinates its own ranks only", place, own)
-            return
-        if own != first_of(own):
-            error = ConfigError(f"{own} does not coordinate: its engine's first rank does")
-            self._send(
-                protocol.Send(
-                    peer,
-                    Decided(
-                        key=message.key, part=message.part, group=1, verdict=Verdict.ABANDON, error=error_to_info(error)
-                    ),
-                )
-            )
-            return
+        if place == own or place not in places_of(own):
+            _log.warning("%s is none of the other ranks of %s, which coordinates those only", place, own)
+        elif own == first_of(own):
+            self.stood(str(place), message)
+        elif message.stage not in (Stage.FAILED, Stage.REVEALED):  # whoever has ended waits for nobody
+            error = error_to_info(ConfigError(f"{own} does not coordinate: its engine's first rank does"))
+            word = Decided(key=message.key, part=message.part, group=1, verdict=Verdict.ABANDON, error=error)
+            self._send(protocol.Send(str(place), word))
+
+    def stood(self, peer: str, message: Stands) -> None:
+        """A rank of this engine, or this one itself, tells where its part stands."""
+        own = self._rank.caches.spec.place
         machine = self._groups.get(message.key)
         if group.begins(None if machine is None else machine.state, peer, message):
             machine = self._begin(message.key, own)
@@ -103,7 +100,8 @@ class Coordinator:
             older.stop()
         self._gatherings += 1
         peers = [str(place) for place in places_of(own)]
-        state = group.begin(key, self._gatherings, str(own), peers, now=self._loop.time(), timing=self._timing)
+        now, after = self._loop.time(), None if older is None else older.state
+        state = group.begin(key, self._gatherings, str(own), peers, now=now, timing=self._timing, after=after)
         machine: Machine[Group, GroupEvent] = Machine(
             state, group.step, group.next_timer, self._act, partial(self._settle, key)
         )

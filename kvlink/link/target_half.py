@@ -371,9 +371,9 @@ class TargetHalf:
             text = f"no source announced {work.key} within the ticket's {work.ticket.ttl_seconds:g} s"
             self._end_early(work, protocol.fail(End.EXPIRED, ExpiredError, text))
 
-    def _announced(self, message: Announce) -> None:
+    def _announced(self, peer: str, message: Announce) -> None:
         work = self._works.get(message.key)
-        if work is None or work.ticket is None:
+        if work is None or work.ticket is None or peer not in self._peers_of(work):
             self._counters.messages_late += 1
             return
         if work.descriptor is not None:  # another source's announcement: its leg is asked already
@@ -398,10 +398,10 @@ class TargetHalf:
     def _on_message(self, session: Session, message: AnyMessage) -> None:
         match message:
             case Announce():
-                self._announced(message)
+                self._announced(session.peer, message)
             case Withdrawn(key=key, error=error):
                 work = self._works.get(key)
-                if work is not None and work.machine is None:
+                if work is not None and work.machine is None and session.peer in self._peers_of(work):
                     self._end_early(work, protocol.failure_of(error))
             case Lease() | Parked() | Refused() | Commit() | Revoked() | Ack():
                 work = self._of_attempt.get(message.attempt)

@@ -66,7 +66,7 @@ class Siblings:
         if send.peer != str(place):
             self._sessions.send(send.peer, send.message)
         elif self.own is not None and isinstance(send.message, Stands):
-            self.own.hears(place, send.message)
+            self.own.stood(str(place), send.message)
 
 
 def _content(work: TargetWork) -> str:

@@ -70,11 +70,12 @@ _BEGUN = (Stage.JOINED, Stage.LANDED)
 
 
 class Member(Value, frozen=True):
-    """One rank, and its part: the number 0 before it has begun one."""
+    """One rank, and its part: the number 0 before it has begun one. Parts up to ``past`` are of earlier gatherings."""
 
     peer: str
     part: int = 0
     stage: Stage | None = None
+    past: int = 0
 
 
 class Group(Value, frozen=True, kw_only=True):
@@ -110,7 +111,9 @@ class Group(Value, frozen=True, kw_only=True):
 Change = tuple[Group, tuple[object, ...]]
 
 
-def begin(key: str, number: int, own: str, peers: Iterable[str], *, now: float, timing: Timing) -> Group:
+def begin(  # noqa: PLR0913 - one group's own facts
+    key: str, number: int, own: str, peers: Iterable[str], *, now: float, timing: Timing, after: Group | None = None
+) -> Group:
     """A part of this key has begun on some rank.
 
     Args:
@@ -120,8 +123,10 @@ def begin(key: str, number: int, own: str, peers: Iterable[str], *, now: float, 
         peers: every rank of the engine, incarnations all.
         now: the driver's monotonic clock, seconds.
         timing: the protocol's clocks.
+        after: the abandoned gathering whose place it takes: what its parts still have to say is not about this one.
     """
-    members = tuple(map(Member, peers))
+    past = {} if after is None else {member.peer: max(member.part, member.past) for member in after.members}
+    members = tuple(Member(peer, past=past.get(peer, 0)) for peer in peers)
     return Group(key=key, number=number, own=own, members=members, timing=timing, until=now + timing.gather_seconds)
 
 
@@ -129,7 +134,10 @@ def begins(group: Group | None, peer: str, message: wire.Stands) -> bool:
     """Whether this word is of a new try: the driver then begins a group, and puts the word to it."""
     if message.stage not in _BEGUN or message.group:
         return False
-    return group is None or (group.phase is GroupPhase.ABANDONED and message.part > group.member(peer).part)
+    if group is None:
+        return True
+    known = group.member(peer)
+    return group.phase is GroupPhase.ABANDONED and message.part > max(known.part, known.past)
 
 
 def step(group: Group, event: GroupEvent, now: float) -> tuple[Group, tuple[Action, ...]]:
@@ -146,11 +154,14 @@ def next_timer(group: Group) -> float | None:
 
 
 def answer_unknown(peer: str, message: wire.Stands) -> Send:
-    """What to say of a part that no group knows (any more): what is over is noted, what waits need not."""
-    if message.stage in (Stage.REVEALED, Stage.FAILED):
-        return _decided(message, peer, 1, Verdict.NOTED)
-    error = error_info(errors.UnknownRequestError, f"no rank waits for request {message.key} any more")
-    return _decided(message, peer, 1, Verdict.ABANDON, error)
+    """What to say of a part whose group is forgotten: what is over is noted, what waits need not.
+
+    What is installed may have been decided on before it was forgotten (a pause): nobody knows any more.
+    """
+    if message.stage in (Stage.INSTALLED, Stage.LEAVING):
+        error = error_info(errors.IndeterminateError, f"what was decided on request {message.key} is forgotten")
+        return _decided(message, peer, 1, Verdict.ABANDON, error)
+    return _answer_over(peer, message)
 
 
 def _signal(group: Group) -> object | None:
@@ -186,8 +197,9 @@ def over(group: Group, _event: Tick, at: Moment) -> bool:
 
 def stale(group: Group, event: Stood, _at: Moment) -> bool:
     """A late word of an earlier part or gathering."""
-    message = event.message
-    return message.part < group.member(event.peer).part or message.group not in (0, group.number)
+    message, known = event.message, group.member(event.peer)
+    earlier = message.part < known.part or message.part <= known.past
+    return earlier or message.group not in (0, group.number)
 
 
 def younger(group: Group, event: Stood, _at: Moment) -> bool:
@@ -242,7 +254,7 @@ def record(group: Group, event: Stood, at: Moment) -> Change:
     """The furthest that a part is known to have come."""
     message, known = event.message, group.member(event.peer)
     further = known.part != message.part or known.stage is None or _later(known.stage, message.stage)
-    after = Member(known.peer, message.part, message.stage) if further else known
+    after = replace(known, part=message.part, stage=message.stage) if further else known
     members = tuple(after if member is known else member for member in group.members)
     until = group.until
     if group.phase is GroupPhase.GATHERING and all(member.part for member in members):
@@ -284,8 +296,8 @@ def note(group: Group, event: Stood, at: Moment) -> Change:
 
 
 def answer_stale(group: Group, event: Stood, _at: Moment) -> Change:
-    """Its try is over."""
-    return group, (answer_unknown(event.peer, event.message),)
+    """Its try was abandoned: only then does another begin."""
+    return group, (_answer_over(event.peer, event.message),)
 
 
 def abandon_failed(group: Group, event: Stood, at: Moment) -> Change:
@@ -350,6 +362,14 @@ def doubt_noted(group: Group, event: Stood, at: Moment) -> Change:
     group, noted = note(group, event, at)
     group, told = doubt(group, event, at)
     return group, (*noted, *told)
+
+
+def _answer_over(peer: str, message: wire.Stands) -> Send:
+    """To a part that became visible nowhere, and never will; or that has said how it ended."""
+    if message.stage in (Stage.REVEALED, Stage.FAILED):
+        return _decided(message, peer, 1, Verdict.NOTED)
+    error = error_info(errors.UnknownRequestError, f"no rank waits for request {message.key} any more")
+    return _decided(message, peer, 1, Verdict.ABANDON, error)
 
 
 def _abandon(group: Group, error: wire.ErrorInfo, at: Moment) -> Change:

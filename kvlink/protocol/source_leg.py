@@ -126,6 +126,11 @@ def other_root(_leg: SourceLeg, event: PreparedArrived, _at: Moment) -> bool:
     return event.root is not None and event.source_root is not None and event.root != event.source_root
 
 
+def final(leg: SourceLeg, event: wire.NotInstalled, _at: Moment) -> bool:
+    """Nobody will ask afresh, and the part has not heard so from this leg."""
+    return not event.error.retryable and (leg.error is None or leg.error.retryable)
+
+
 def unmourned(leg: SourceLeg, _event: PeerLost | PeerDead, _at: Moment) -> bool:
     """The part has not heard from this leg that its target is gone; once is enough, however often it comes and goes."""
     return leg.error is None or leg.error.code not in GONE
@@ -172,6 +177,11 @@ def record_not_installed(leg: SourceLeg, event: wire.NotInstalled, _at: Moment) 
     """Record, then acknowledge. The target's own cut-off is behind it."""
     leg = replace(leg, until=None, error=event.error)
     return leg, (Withdraw(leg.peer, leg.attempt), _ack(leg), LegEnded(failure_of(event.error)))
+
+
+def record_final(leg: SourceLeg, event: wire.NotInstalled, _at: Moment) -> Change:
+    """It was over before, and might have been asked for afresh: now it never will be."""
+    return replace(leg, error=event.error), (_ack(leg), LegEnded(failure_of(event.error)))
 
 
 def acknowledge(leg: SourceLeg, _event: wire.Installed | wire.NotInstalled, _at: Moment) -> Change:
@@ -258,7 +268,7 @@ SOURCE_LEG_EVENTS = (
 _over_and_told = row(
     on(PreparedArrived, Edge(None, refuse_again)),
     on(wire.Installed, Edge(None, acknowledge)),
-    on(wire.NotInstalled, Edge(None, acknowledge)),
+    on(wire.NotInstalled, Edge(None, record_final, final), Edge(None, acknowledge)),
     on(PeerLost, Edge(None, record_gone, unmourned)),
     on(PeerDead, Edge(None, record_gone, unmourned)),
     inert(LeaseLapsed, Revoke, Tick),

@@ -311,7 +311,8 @@ class ProtocolModel:
         """A rank tells the coordinator where its part stands."""
         if group.begins(world.group, peer, message):
             number, peers = world.gatherings + 1, [f"D{index}" for index in range(self.scenario.readers)]
-            begun = group.begin(KEY, number, "D0", peers, now=world.now, timing=self.scenario.timing)
+            timing = self.scenario.timing
+            begun = group.begin(KEY, number, "D0", peers, now=world.now, timing=timing, after=world.group)
             world = world._replace(group=begun, gatherings=number)
         if world.group is None:
             return _send(world, "D0", peer, group.answer_unknown(peer, message).message)

@@ -49,7 +49,8 @@ class Coordinating:
         rank, kind = self._rank, self._rank.slot.split("/", maxsplit=1)[0]
         incarnation = rank.name.split("@")[1]
         peers = [f"{kind}/{index}@{incarnation}" for index in range(self._plan.target_ranks[kind])]
-        state = group.begin(key, self._gatherings, rank.name, peers, now=rank.clock(), timing=self._plan.timing)
+        now, after = rank.clock(), None if older is None else older.state
+        state = group.begin(key, self._gatherings, rank.name, peers, now=now, timing=self._plan.timing, after=after)
         runner: Runner[Group] = Runner(
             rank, group, state, self._act, lambda _event, _after, _actions: None, lambda: self._settle(key)
         )
