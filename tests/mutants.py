@@ -79,7 +79,12 @@ def free_on_timeout(patch: pytest.MonkeyPatch) -> None:
 @mutant("6")
 def attempt_id_reused(patch: pytest.MonkeyPatch) -> None:
     """G2: a retry goes by the name of what it repeats."""
-    patch.setattr(TargetRank, "_next_attempt", lambda rank: len(rank.works) + 1)
+
+    def again(rank):
+        rank._last_attempt = rank._last_attempt % 3 + 1  # the legs of one part differ, as a part demands
+        return rank._last_attempt
+
+    patch.setattr(TargetRank, "_next_attempt", again)
 
 
 @mutant("3C")
@@ -92,7 +97,7 @@ def install_without_commit(patch: pytest.MonkeyPatch) -> None:
     cell(patch, TARGET_LEG, T.LANDED, target_leg.Prepare, Edge(T.COMMITTED, pretend))
 
 
-@mutant("3C")
+@mutant("3CA")
 def install_at_the_first_commit(patch: pytest.MonkeyPatch) -> None:
     """A4: one source has promised, the others surely will."""
     whole = target._signal
@@ -234,7 +239,7 @@ def ranks_silence_taken_for_visible(patch: pytest.MonkeyPatch) -> None:
 # --- the source -----------------------------------------------------------------------------------------------------
 
 
-@mutant("2AC4")
+@mutant("2AC4R")
 def commit_to_two_targets(patch: pytest.MonkeyPatch) -> None:
     """G3: a gateway that turns elsewhere is served, whatever the first target may have done."""
     patch.setattr(source_asks, "_in_the_way", lambda _part, _event: None)

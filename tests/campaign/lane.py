@@ -37,6 +37,10 @@ ENDS_WITHIN_SECONDS = 20.0
 """Of the part's beginning, or of the round's misfortune: the deadline, and the bounds that follow it."""
 TRY_SECONDS = 10.0
 """How long a gateway goes on with a request."""
+CANCELLED = 0.15
+"""Share of tries that the gateway takes back,"""
+CANCELLED_WITHIN_SECONDS = 0.03
+"""so soon: most of what they move is on its way then, or about to be."""
 MAX_TOKENS = 1500
 UNLUCKY_MOMENT_SECONDS = 1.0
 """A moment that has not come by then does not come in this round; the process falls as it stands."""
@@ -350,6 +354,9 @@ class Request:
         except RuntimeError as error:
             target.refused(taken, str(error))
             return
+        if self._dice.random() < CANCELLED:
+            await asyncio.sleep(self._dice.uniform(0.0, CANCELLED_WITHIN_SECONDS))
+            await target.call("cancel", name=taken.name, why="the gateway thought again")
         with suppress(TimeoutError):
             async with asyncio.timeout(self._patience_seconds):
                 await taken.ended.wait()

@@ -30,7 +30,7 @@ from kvlink.layout import DType, standard_spec
 
 IDENTITY = Identity(model="tiny", num_layers=2, num_kv_heads=8, head_dim=32)
 BLOCK_SLOTS, NUM_BLOCKS = 64, 160
-"""Blocks of 128 KiB in runs of 64 bytes: what moves takes its time for its size."""
+"""Blocks of 128 KiB in runs of 32 KiB or of 64 bytes."""
 ANSWER_SECONDS = 60.0
 """Far more than any answer takes, also on a machine that others load."""
 TESTS = Path(__file__).resolve().parent.parent
@@ -94,6 +94,7 @@ class Life:
         self.card = ""
         self.address = ""
         self.name = ""
+        self._dice = dice
         self._free = list(range(NUM_BLOCKS))
         dice.shuffle(self._free)
         self._releasing: dict[str, asyncio.Task[None]] = {}
@@ -109,8 +110,10 @@ class Life:
         """Give it a cache and a link over it."""
         self.name, self.is_source = f"{engine}@{incarnation}", engine == "prefill"
         place = Place(engine=engine, incarnation=incarnation, pp_rank=0, pp_size=1, tp_rank=0, tp_size=1)
+        # A target of the source's layout takes long runs, straight into its blocks; of another, packed ones.
+        direct = self.is_source or self._dice.random() < 0.5
         spec = standard_spec(
-            "nhd" if self.is_source else "hnd",
+            "nhd" if direct else "hnd",
             identity=IDENTITY,
             place=place,
             layers=tuple(range(IDENTITY.num_layers)),

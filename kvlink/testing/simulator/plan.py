@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from kvlink.protocol import Timing
@@ -112,6 +112,56 @@ class Plan:
     faults: tuple[Fault, ...] = field(default=())
 
 
+# --- scenes: worlds in which faults that chance seldom brings together meet -------------------------------------------
+
+
+def _late_promise(plan: Plan, dice: Random) -> Plan:
+    """What answers *prepared* is stuck until about the time that its source gives up."""
+    faults = _strikes(dice, "stick", "Prepared", 0.0, 2.0)
+    return replace(plan, timing=TIMINGS[1], deadline=10.0, refuse_install=0.0, mistakes=0.0, faults=faults)
+
+
+def _unheard_decision(plan: Plan, dice: Random) -> Plan:
+    """Ranks become visible together, and one of three does not hear that they do."""
+    ranks = dict.fromkeys(plan.target_ranks, 3)
+    faults = _strikes(dice, "split", "REVEAL", 2.6, 6.0)
+    return replace(plan, together=True, target_ranks=ranks, deadline=10.0, refuse_install=0.0, faults=faults)
+
+
+def _late_copies(plan: Plan, dice: Random) -> Plan:
+    """Copies come seconds late, while the gateway turns elsewhere and reads fail there."""
+    faults = (
+        *_strikes(dice, "elsewhere", "Lease", 0.0, 1.0),
+        *_strikes(dice, "fail read", "Lease", 0.0, 1.0),
+    )
+    ranks = dict.fromkeys(("D", "E"), 1)
+    return replace(
+        plan, target_ranks=ranks, together=False, duplication=0.4, straggle=0.4, delay=0.2, tries=12, faults=faults
+    )
+
+
+def _spoiled_reads(plan: Plan, dice: Random) -> Plan:
+    """What lands is not what was sent."""
+    return replace(plan, integrity=True, faults=_strikes(dice, "corrupt", "Lease", 0.0, 1.0))
+
+
+def _late_obituaries(plan: Plan, dice: Random) -> Plan:
+    """Targets die as they begin to read, and their successors ask before everybody has heard of it."""
+    faults = _strikes(dice, "crash target", "Lease", 0.0, 0.3)
+    return replace(plan, together=False, delay=0.2, deadline=10.0, ttl=8.0, tries=12, faults=faults)
+
+
+def _strikes(dice: Random, kind: str, on: str, least: float, most: float) -> tuple[Fault, ...]:
+    """The same fault, a few times."""
+    times = sorted(dice.random() * SPAN_SECONDS / 2 for _ in range(3))
+    return tuple(Fault(at, kind, dice.random(), dice.uniform(least, most), on) for at in times)
+
+
+SCENES = (_late_promise, _unheard_decision, _late_copies, _spoiled_reads, _late_obituaries)
+DIRECTED_EVERY = 4
+"""So many seeds to one that is a scene."""
+
+
 def draw(seed: int) -> tuple[Plan, Random]:
     """A seed's world, and the dice for all that is decided on the way."""
     dice = Random(seed)  # noqa: S311 - it must be repeatable, not secret
@@ -152,6 +202,9 @@ def draw(seed: int) -> tuple[Plan, Random]:
         together=dice.random() < 0.35,
         faults=tuple(sorted(faults, key=lambda fault: fault.at)),
     )
+    if seed % DIRECTED_EVERY == 0:
+        aim = Random(f"aimed {seed}")  # noqa: S311 - as above
+        plan = aim.choice(SCENES)(plan, aim)
     return plan, dice
 
 

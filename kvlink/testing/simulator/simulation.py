@@ -143,7 +143,7 @@ class _Simulation:
         targets = [rank for rank in targets if rank in at] or targets
         if not self._network.quiet and sources and targets:
             self._network.note(f"FAULT {kind} {fault.seconds:.2f} {fault.on}")
-            self._hit(fault, pick.choice(sources), pick.choice(targets), pick)
+            self._hit(fault, pick.choice(sources), pick.choice(targets), pick, at)
 
     def _meddle(self, kind: str, request: Request) -> None:
         gateway = self._gateway
@@ -163,7 +163,7 @@ class _Simulation:
                 gateway.cancel_source(request)
 
     def _hit(  # noqa: C901, PLR0912 - one case a fault
-        self, fault: Fault, one: SourceRank, other: TargetRank, pick: Random
+        self, fault: Fault, one: SourceRank, other: TargetRank, pick: Random, at: tuple[Rank, ...]
     ) -> None:
         network = self._network
         pair = network.pair(one.name, other.name)
@@ -182,11 +182,11 @@ class _Simulation:
                 self._engines.stop(one, fault.seconds)
             case "sever":
                 network.sever(one, other, fault.seconds)
-            case "split":  # the ranks of one engine do not hear each other
-                if other.leader != other.name and other.leader in network.ranks:
-                    network.sever(network.ranks[other.leader], other, fault.seconds)
-            case "stick":
-                network.stick(*pick.choice((pair.ranks, pair.ranks[::-1])), 2.0 + fault.seconds)
+            case "split":
+                self._split(other, at, fault.seconds)
+            case "stick":  # at a word of one to the other: what answers it
+                way = pair.ranks if pair.source in at[1:] else pair.ranks[::-1]
+                network.stick(*(way if at else pick.choice((pair.ranks, pair.ranks[::-1]))), 2.0 + fault.seconds)
             case "reset":
                 network.lose(one, other)
                 network.lose(other, one)
@@ -201,3 +201,10 @@ class _Simulation:
             case "deaf":  # its renewals stop, and nothing else
                 for attempt in list(pair.leases):
                     network.renew(one.name, other.name, attempt, renewing=False)
+
+    def _split(self, rank: TargetRank, at: tuple[Rank, ...], seconds: float) -> None:
+        """Ranks of one engine do not hear each other: those whose word it strikes with, or this one and its leader."""
+        leader = self._network.ranks.get(rank.leader)
+        one, other = at if at and at[0].engine == at[1].engine else (leader, rank)
+        if one is not None and one is not other:
+            self._network.sever(one, other, seconds)
