@@ -110,8 +110,52 @@ def test_a_report_keeps_the_levels_apart(place, capsys):
     assert re.search(r"configuration +TTFT ms +TPOT ms +throughput +P95 ms +hand-over ms +peak GiB +decision", shown)
 
 
+def test_two_servers_that_were_measured_stand_beside_a_simulation_of_the_same_trace(place):
+    record = json.loads(Path("benchmarks/records/vllm-split.json").read_text())
+    for turn in record["turns"]:
+        loads = turn["requests"] if turn["configuration"] == "1 prefill + 1 decode" else 0
+        assert (turn["kv_loads"], turn["kv_load_bytes"] > 0) == (
+            loads,
+            loads > 0,
+        )  # split is split, and the other is not
+    Path("plots").mkdir()
+    assert run("workload", "--quiet") == 0
+    assert run("beside") == 0
+    levels = json.loads(Path("beside.json").read_text())["levels"]
+    assert list(levels) == ["measured_host", "simulated"]
+    together, split = levels["measured_host"]
+    assert (together["row"]["configuration"], together["decision"]) == ("2 co-located", None)
+    assert split["row"]["compares_to"] == "2 co-located"
+    assert split["row"]["hand_over_ms"] > 0
+    assert "hand_over_ms" not in together["row"]
+    assert levels["simulated"][0]["row"]["configuration"].startswith("2 co-located")
+    assert levels["simulated"][-1]["row"]["configuration"] == "1 prefill + 1 decode"
+    rows = [one["row"] for ones in levels.values() for one in ones]
+    for field in ("prompt_tokens", "decode_tokens", "workers"):
+        assert len({round(row[field], 6) for row in rows}) == 1, f"not one workload: {field}"
+    for row in rows:
+        assert all(row[field] > 0 for field in ("ttft_ms", "tpot_ms", "throughput_rps", "p95_latency_ms"))
+    page = Path("beside.html").read_text()
+    for level, ones in levels.items():
+        table = page.split(f"<h2>{level}</h2>")[1].split("</table>")[0]
+        assert table.count("<tr>") == 1 + len(ones)
+        assert set(re.findall(r"measured_host|simulated", table)) == {level}
+        assert Path(f"plots/serving-{level}.png").read_bytes().startswith(PNG)
+    shown = measured_in_page(split["row"]), measured_in_page(together["row"])
+    assert all(text in PAGE for text in shown), shown
+
+
+def measured_in_page(row):
+    """A measured row as the page's table tells it."""
+    figures = (row.get(name) for name in ("ttft_ms", "tpot_ms", "throughput_rps", "p95_latency_ms", "hand_over_ms"))
+    cells = ["" if figure is None else f"{figure:.3g}" if figure < 100 else f"{figure:.0f}" for figure in figures]
+    return f"| {row['configuration']} | {' | '.join(cells)} |".replace("|  |", "| |")
+
+
 def test_the_page_shows_no_command_that_is_not_run_here():
-    assert set(COMMANDS) == {"accept", "reject", "simulate", "records", "preflight", "report"}
+    assert set(COMMANDS) == {
+        "accept", "reject", "simulate", "records", "preflight", "report", "workload", "beside",
+    }  # fmt: skip
     shown = re.findall(r"^kvlink (.*)$", PAGE, re.MULTILINE)
     assert sorted(shown) == sorted(COMMANDS.values())
 
@@ -271,7 +315,8 @@ def test_names_are_those_of_the_tables_and_bench_has_the_same_geometry():
     """The command line lists names without loading the tables, and the bench has geometries of its own."""
     assert (tuple(sorted(MODELS)), tuple(sorted(DEVICES))) == (MODEL_NAMES, DEVICE_NAMES)
     for name, geometry in BENCH_MODELS.items():
-        assert geometry.token_bytes == kv_bytes_per_token(MODELS[name])
+        held = geometry.kv_heads * geometry.head_elements * geometry.dtype.itemsize
+        assert held == kv_bytes_per_token(MODELS[name])
 
 
 def link(rate, goodput):
