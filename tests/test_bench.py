@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,29 @@ REVERSED = [
 ]  # fmt: skip
 
 
+STARTED: list[asyncio.subprocess.Process] = []
+
+
 async def bench(*flags: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "kvlink.cli", "bench", *flags,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        # A shell that runs these tests in its background has them ignore SIGINT, and whom they start, too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
+    STARTED.append(process)
+    return process
+
+
+@pytest.fixture(autouse=True)
+async def no_command_is_left() -> AsyncIterator[None]:
+    """Ends what a failed test has left running: its workers end with it."""
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def finished(*flags: str) -> dict:
