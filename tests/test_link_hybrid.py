@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from geometries import identity_of, rank_spec
 from geometry_zoo import Case, draw_case
+from number_cases import NUMPY
+from number_cases import expected as converted
 from test_geometry_pairs import index_all
 
 from kvlink import Caches, Config, Link, Offer, Roster, State, Ticket, open_link
-from kvlink.errors import LayoutError, UnsupportedError
-from kvlink.layout import DType, GroupShare, share_of
+from kvlink.errors import LayoutError
+from kvlink.layout import GroupShare
 from kvlink.link.planners import Planners
 from kvlink.plan import LegPlanner, assign_legs
 from kvlink.transports.loopback import LoopbackTransport
@@ -72,10 +74,17 @@ async def opened(stack, engine, fabric, random) -> Opened:
     return made
 
 
+def by_ml_dtypes(elements, source, target, source_scale, target_scale):
+    """Elements as bytes, converted as ml_dtypes does; see `test_geometry_pairs.stand_in`."""
+    stored = np.ascontiguousarray(elements).view(NUMPY[source])[..., 0]
+    return converted(stored, target, source_scale, target_scale)[..., None].view(np.uint8)
+
+
 def expected_pools(case: Case, source: Opened, target: Opened) -> list[list[np.ndarray]]:
     expected = [[pool.copy() for pool in pools] for pools in target.pools]
     for leg, source_spec, target_spec in legs_of(case):
-        index_all(source_spec, target_spec, leg.groups, case.request, source.pools[leg.source], expected[leg.target])
+        pools = source.pools[leg.source], expected[leg.target]
+        index_all(source_spec, target_spec, leg.groups, case.request, *pools, by_ml_dtypes)
     return expected
 
 
@@ -128,22 +137,9 @@ async def test_a_hybrid_request_fills_whole_pools_as_plain_indexing_says(case, f
     await run_case(case, flow)
 
 
-async def test_what_must_be_converted_is_refused_on_the_wire_by_dtype():
-    (case,) = drawn(1, converts)
-    async with AsyncExitStack() as stack:
-        fabric = LoopbackFabric(seed=1)
-        source, target = [
-            await opened(stack, engine, fabric, np.random.default_rng(0)) for engine in (case.source, case.target)
-        ]
-        blocks = tuple(map(tuple, case.request.source_blocks))
-        starts = tuple(case.request.starts)
-        offer = Offer(
-            key="1:r", roster=source.roster, blocks=blocks, tokens=case.request.tokens, group_first_tokens=starts
-        )
-        parts = [link.start_fetch(offer, case.request.target_blocks, deadline_seconds=5) for link in target.links]
-        with pytest.raises(UnsupportedError, match="transports move bytes as they are"):
-            await asyncio.gather(*(part.wait() for part in parts))
-        await asyncio.gather(*(part.wait() for part in parts), return_exceptions=True)
+@pytest.mark.parametrize("case", drawn(2, converts), ids=lambda case: f"seed{case.seed}")
+async def test_what_must_be_converted_is_on_its_way(case):
+    await run_case(case, "window")
 
 
 async def test_first_tokens_that_are_not_one_a_group_are_refused():
@@ -174,5 +170,3 @@ def test_a_session_prepares_a_leg_once_and_remembers_few():
     for leg in legs:
         assert planners.of(leg).groups == leg
     assert len(planners._by_leg) <= 8
-    with pytest.raises(UnsupportedError, match=r"full: bfloat16 to float8_e4m3: p/0/0@1 to p/0/0@1 must convert"):
-        Planners(rank_spec(), rank_spec(dtype=DType.FLOAT8_E4M3)).of(share_of(rank_spec()).groups)

@@ -61,22 +61,23 @@ class Big:
 SHORT_RUNS = Big(250, "hnd")
 """32 MB in runs of 64 bytes: small messages, copied."""
 MORE_SHORT_RUNS = Big(1000, "hnd")
-"""128 MB of them, for streams, which move them faster."""
+"""128 MB of them, for streams and packed chunks, which move them faster."""
 LONG_RUNS = Big(2500, "nhd")
 """320 MB in runs of up to a chunk: written into place by the network."""
 ENDS_WITHIN_SECONDS = 5.0
 LOST_WITHIN_SECONDS = 3.0
 Over = dict[str, Any]
 """Settings: what carries the bytes."""
-UCX: Over = {"ucx_tls": None}
-TCP: Over = {"ucx_tls": "tcp"}
+UCX: Over = {"ucx_tls": None, "path": "direct"}
+TCP: Over = {"ucx_tls": "tcp", "path": "direct"}
+PACKED: Over = {"ucx_tls": None, "path": "packed"}
 STREAM: Over = {"transports": ("stream",)}
-TRANSPORTS = pytest.mark.parametrize("over", [UCX, TCP, STREAM], ids=["ucx", "ucx-tcp", "stream"])
+TRANSPORTS = pytest.mark.parametrize("over", [UCX, TCP, PACKED, STREAM], ids=["ucx", "ucx-tcp", "ucx-packed", "stream"])
 
 
 def lasting(over: Over) -> Big:
     """A transfer that lasts, over this."""
-    return MORE_SHORT_RUNS if over is STREAM else SHORT_RUNS
+    return MORE_SHORT_RUNS if over in (STREAM, PACKED) else SHORT_RUNS
 
 
 OpenRank = Callable[..., Awaitable[RankProcess]]
@@ -119,7 +120,7 @@ def source_here(big: Big = SHORT_RUNS, **settings: object) -> Engine:
 
 
 def target_here(big: Big = SHORT_RUNS, **settings: object) -> Engine:
-    return target_engine(None, layout=big.target_layout, settings=settings, **big.shape)
+    return target_engine(None, layout=big.target_layout, settings=settings or UCX, **big.shape)
 
 
 def arrived(spec: CacheSpec, regions: Sequence[np.ndarray], blocks: Sequence[int]) -> tuple[bool, bool]:
@@ -277,7 +278,7 @@ async def test_a1_c7_a_source_stopped_in_mid_transfer_and_resumed_after_the_cut_
 
 async def test_c7_a_source_stopped_while_its_memory_can_still_be_read_never_commits(open_rank: OpenRank) -> None:
     """On one host gets need nobody over there; all may land, and still nothing is installed without a commit."""
-    quick = {"commit_ttl_seconds": 1.0}
+    quick = {"commit_ttl_seconds": 1.0, **UCX}
     source = await open_rank("prefill", **quick)
     async with target_here(**quick) as target:
         part = await fetch_big(source, target, "i:stopped")
@@ -291,7 +292,7 @@ async def test_c7_a_source_stopped_while_its_memory_can_still_be_read_never_comm
 
 
 async def test_a3_c7_a_target_stopped_past_its_lease_installs_nothing_when_resumed(open_rank: OpenRank) -> None:
-    target = await open_rank("decode")
+    target = await open_rank("decode", **UCX)
     async with source_here() as source:
         part = await big_fetched(source, target, "i:stopped")
         stopped = target.stop()
