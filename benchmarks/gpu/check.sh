@@ -21,7 +21,12 @@ if [[ ${1-} == --wheels ]]; then
 fi
 command -v "$python" >/dev/null || { echo "no $python on the path" >&2; exit 3; }
 "$python" -c 'import numpy, msgspec' 2>/dev/null || { echo "$python lacks numpy and msgspec: give --wheels" >&2; exit 3; }
+path=$PWD
 if ! PYTHONPATH=$PWD "$python" -c 'import kvlink._native' 2>/dev/null; then
-  PYTHON=$python JOBS=$(nproc) scripts/build-native >&2 || exit 3
+  if (cd / && "$python" -c 'import kvlink._native') 2>/dev/null; then
+    path= # this tree is not built, and kvlink is installed
+  else
+    PYTHON=$python JOBS=$(nproc) scripts/build-native >&2 || exit 3
+  fi
 fi
-exec env PYTHONPATH="$PWD:$PWD/benchmarks/gpu" "$python" benchmarks/gpu/check.py "$@"
+exec env PYTHONPATH="${path:+$path:}$PWD/benchmarks/gpu" "$python" benchmarks/gpu/check.py "$@"
