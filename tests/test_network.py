@@ -46,8 +46,13 @@ class Case:
         return tuple(range(10, self.blocks + 10))
 
 
-CASES = [Case({"transports": ("stream",)}, 600), Case({"transports": ("ucx",), "ucx_tls": "tcp"}, 60)]
-TRANSPORTS = pytest.mark.parametrize("case", CASES, ids=["stream", "ucx-tcp"])
+OVER_TCP = {"transports": ("ucx",), "ucx_tls": "tcp"}
+CASES = [
+    Case({"transports": ("stream",)}, 600),
+    Case({**OVER_TCP, "path": "direct"}, 60),
+    Case({**OVER_TCP, "path": "packed"}, 600),
+]
+TRANSPORTS = pytest.mark.parametrize("case", CASES, ids=["stream", "ucx-tcp", "ucx-tcp-packed"])
 Pair = tuple[RankProcess, RankProcess]
 
 
