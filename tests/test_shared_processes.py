@@ -13,7 +13,6 @@ from test_processes import (
     ENDS_WITHIN_SECONDS,
     LONG_RUNS,
     LOST_WITHIN_SECONDS,
-    SHORT_RUNS,
     Big,
     OpenRank,
     big_fetched,
@@ -32,6 +31,8 @@ from kvlink.errors import ExpiredError, PeerError, PeerLostError
 
 __all__ = ["open_rank"]
 
+MANY_SHORT_RUNS = Big(2500, "hnd")
+"""320 MB in runs of 64 bytes, which a memory moves faster than any network."""
 BOTH_PATHS = pytest.mark.parametrize("shareable", [True, False], ids=["mapped", "ring"])
 INTEGRITY = pytest.mark.parametrize("integrity", [True, False], ids=["checked", "unchecked"])
 
@@ -53,37 +54,38 @@ async def test_b1_c7_a_source_killed_in_mid_transfer_is_lost_and_a_new_one_is_se
     open_rank: OpenRank, *, shareable: bool, integrity: bool
 ) -> None:
     over = settings(integrity=integrity)
-    source = await open_rank("prefill", shareable=shareable, **over)
-    async with target_here(**over) as target:
-        part = await fetch_big(source, target, "i:killed")
+    source = await open_rank("prefill", big=MANY_SHORT_RUNS, shareable=shareable, **over)
+    async with target_here(MANY_SHORT_RUNS, **over) as target:
+        part = await fetch_big(source, target, "i:killed", MANY_SHORT_RUNS)
         killed = source.kill()
         error, ended = await end_of(part)
         assert isinstance(error, PeerLostError)
         assert error.retryable
         assert ended - killed < ENDS_WITHIN_SECONDS
         target.assert_no_block_out()
-        assert target.ranks[0].content.check_wiped(SHORT_RUNS.others) is None
-        await serves_here(await open_rank("prefill", shareable=shareable, **over), target, "i:next")
+        assert target.ranks[0].content.check_wiped(MANY_SHORT_RUNS.others) is None
+        successor = await open_rank("prefill", big=MANY_SHORT_RUNS, shareable=shareable, **over)
+        await serves_here(successor, target, "i:next")
 
 
 async def test_b3_c7_a_target_killed_in_mid_transfer_frees_its_source_which_serves_a_new_one(
     open_rank: OpenRank,
 ) -> None:
-    target = await open_rank("decode", **settings())
-    async with source_here(**settings()) as source:
-        part = await big_fetched(source, target, "i:killed")
+    target = await open_rank("decode", big=MANY_SHORT_RUNS, **settings())
+    async with source_here(MANY_SHORT_RUNS, **settings()) as source:
+        part = await big_fetched(source, target, "i:killed", MANY_SHORT_RUNS)
         killed = target.kill()
         error, ended = await end_of(part)
         assert isinstance(error, PeerError)
         assert error.retryable
         assert ended - killed < ENDS_WITHIN_SECONDS
         source.assert_no_block_out()
-        assert target.content.check_wiped(SHORT_RUNS.others) is None
-        await serves_there(source, await open_rank("decode", **settings()), "i:next")
+        assert target.content.check_wiped(MANY_SHORT_RUNS.others) is None
+        await serves_there(source, await open_rank("decode", big=MANY_SHORT_RUNS, **settings()), "i:next")
 
 
 @pytest.mark.parametrize(
-    ("shareable", "big"), [(True, LONG_RUNS), (False, SHORT_RUNS)], ids=["mapped, long runs", "ring, short runs"]
+    ("shareable", "big"), [(True, LONG_RUNS), (False, MANY_SHORT_RUNS)], ids=["mapped, long runs", "ring, short runs"]
 )
 async def test_a1_c7_a_source_stopped_in_mid_transfer_and_resumed_after_the_cut_off_changes_no_byte(
     big: Big, open_rank: OpenRank, *, shareable: bool
