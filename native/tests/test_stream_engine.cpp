@@ -2,9 +2,6 @@
 // read memory after it was withdrawn, in the middle of a frame too.
 #include "stream_engine.hpp"
 
-#include <algorithm>
-#include <thread>
-
 #include "two_engines.hpp"
 
 using namespace kvlink;
@@ -31,41 +28,6 @@ void join(StreamEnd& a, StreamEnd& b) {
   CHECK(b.end_of(second).outcome == Outcome::ok);
   a.engine.import_region("other", 0, kBytes);
   b.engine.import_region("other", 0, kBytes);
-}
-
-// Once withdraw() has returned the memory is written, as its owner would: TSan sees a sender that still reads it, and a
-// read that ended well must not have seen what was written then.
-void a_withdrawn_attempt_is_read_no_more(StreamEnd& to, StreamEnd& from) {
-  for (AttemptId attempt = 101; attempt <= 120; ++attempt) {
-    from.engine.expose("other", attempt, blocks(), 5s);
-    const auto op = to.engine.read(to.read(attempt, blocks()));
-    std::this_thread::sleep_for(std::chrono::microseconds(100 * (attempt - 101)));
-    from.engine.withdraw("other", attempt);
-    for (std::byte& byte : from.memory) byte = std::byte{9};
-    const auto end = to.end_of(op);
-    CHECK(end.outcome == Outcome::ok || end.outcome == Outcome::source_failed);
-    if (end.outcome == Outcome::ok) {
-      for (std::int64_t i = 0; i < kBytes / kBlock * kBlock; ++i) {
-        CHECK(to.memory[static_cast<std::size_t>(i)] == std::byte{2});
-      }
-    }
-    for (std::byte& byte : from.memory) byte = std::byte{2};
-  }
-}
-
-// After the CUT_OFF the target's owner writes its blocks: nothing else may.
-void a_cut_off_attempt_lands_no_more(StreamEnd& to, StreamEnd& from) {
-  for (AttemptId attempt = 201; attempt <= 220; ++attempt) {
-    from.engine.expose("other", attempt, blocks(), 5s);
-    const auto op = to.engine.read(to.read(attempt, blocks()));
-    std::this_thread::sleep_for(std::chrono::microseconds(100 * (attempt - 201)));
-    to.end_of(to.engine.cut_off("other", attempt));
-    for (std::byte& byte : to.memory) byte = std::byte{7};
-    CHECK(to.seen.end() != std::find_if(to.seen.begin(), to.seen.end(),
-                                        [op](const Completion& completion) { return completion.op == op; }));
-    from.engine.withdraw("other", attempt);
-    for (const std::byte byte : to.memory) CHECK(byte == std::byte{7});
-  }
 }
 
 void lanes_that_cannot_be_are_refused(StreamEnd& end) {

@@ -5,8 +5,10 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <chrono>
 #include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -97,6 +99,43 @@ void read_while_calls_come_from_here(End<AnyEngine>& to, End<AnyEngine>& from) {
   }
   std::set<std::uint64_t> ended;
   for (const Completion& completion : to.seen) CHECK(completion.op == 0 || ended.insert(completion.op).second);
+}
+
+// Once withdraw() has returned the memory is written, as its owner would: TSan sees a source that still reads it, and a
+// read that ended well must not have seen what was written then.
+template <typename AnyEngine>
+void a_withdrawn_attempt_is_read_no_more(End<AnyEngine>& to, End<AnyEngine>& from) {
+  for (AttemptId attempt = 101; attempt <= 120; ++attempt) {
+    from.engine.expose("other", attempt, blocks(), 5s);
+    const auto op = to.engine.read(to.read(attempt, blocks()));
+    std::this_thread::sleep_for(std::chrono::microseconds(100 * (attempt - 101)));
+    from.engine.withdraw("other", attempt);
+    for (std::byte& byte : from.memory) byte = std::byte{9};
+    const auto end = to.end_of(op);
+    CHECK(end.outcome == Outcome::ok || end.outcome == Outcome::source_failed);
+    if (end.outcome == Outcome::ok) {
+      for (std::int64_t i = 0; i < kBytes / kBlock * kBlock; ++i) {
+        CHECK(to.memory[static_cast<std::size_t>(i)] == std::byte{2});
+      }
+    }
+    for (std::byte& byte : from.memory) byte = std::byte{2};
+  }
+}
+
+// After the CUT_OFF the target's owner writes its blocks: nothing else may.
+template <typename AnyEngine>
+void a_cut_off_attempt_lands_no_more(End<AnyEngine>& to, End<AnyEngine>& from) {
+  for (AttemptId attempt = 201; attempt <= 220; ++attempt) {
+    from.engine.expose("other", attempt, blocks(), 5s);
+    const auto op = to.engine.read(to.read(attempt, blocks()));
+    std::this_thread::sleep_for(std::chrono::microseconds(100 * (attempt - 201)));
+    to.end_of(to.engine.cut_off("other", attempt));
+    for (std::byte& byte : to.memory) byte = std::byte{7};
+    CHECK(to.seen.end() != std::find_if(to.seen.begin(), to.seen.end(),
+                                        [op](const Completion& completion) { return completion.op == op; }));
+    from.engine.withdraw("other", attempt);
+    for (const std::byte byte : to.memory) CHECK(byte == std::byte{7});
+  }
 }
 
 // `to` must have been made with 1, `from` with 2.
