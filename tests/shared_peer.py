@@ -9,14 +9,14 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable
 
 import numpy as np
 import xxhash
+from watching import Watching
 
 from kvlink.limits import LEAF_BYTES
 from kvlink.testing.harness import MEMORY_BYTES, REGION, scattered_plan, wire_bytes
-from kvlink.transports.base import Completion, CompletionKind, Exposure, Read, RegionKey
+from kvlink.transports.base import CompletionKind, Exposure, Read, RegionKey
 from kvlink.transports.shared import MAPPABLE, SharedTransport
 
 BELL, MAP, GIVE_REGION, WANT_RING, RING = range(1, 6)
@@ -37,11 +37,11 @@ def file_of(size: int, *, seals: int = SEALS) -> tuple[int, mmap.mmap]:
     return descriptor, memory
 
 
-class Rig:
+class Rig(Watching):
     """A transport whose only peer is the test, which holds the other ends of the channel and of the lane."""
 
     def __init__(self) -> None:
-        self.seen: list[Completion] = []
+        super().__init__()
         self.transport = SharedTransport(heartbeat_seconds=0.05, peer_lost_seconds=30.0)
         self.memory = np.zeros(MEMORY_BYTES, np.uint8)
         self.transport.register(REGION, self.memory.ctypes.data, MEMORY_BYTES)
@@ -49,22 +49,6 @@ class Rig:
         lane, self.lane = socket.socketpair()
         self.lane.settimeout(5)
         self.end_of(self.transport.connect("peer", self.transport.address(), channel.detach(), [lane.detach()]))
-
-    def wait(self, wanted: Callable[[Completion], bool]) -> Completion:
-        deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:
-            self.seen += self.transport.poll()
-            for completion in self.seen:
-                if wanted(completion):
-                    return completion
-            time.sleep(0.002)
-        raise AssertionError(f"not seen: {self.seen}")
-
-    def completion(self, kind: CompletionKind) -> Completion:
-        return self.wait(lambda completion: completion.kind is kind)
-
-    def end_of(self, op: int) -> Completion:
-        return self.wait(lambda completion: completion.op == op)
 
     def read(self, *, mappable: bool, max_rereads: int = 0) -> int:
         """Start reading the kit's plan from the test."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import msgspec
@@ -13,20 +13,21 @@ import numpy as np
 import pytest
 from lane_relay import ASK, FRAME, HEADER
 from test_conformance_stream import QUICK, StreamHarness, tcp_pair
+from watching import Watching
 
 from kvlink.errors import PeerIncompatibleError, SchemaError, TransportError
 from kvlink.limits import LEAF_BYTES, MAX_LANES
 from kvlink.plan import CopyPlan, Segment
 from kvlink.testing.harness import MEMORY_BYTES, REGION, scattered_plan
-from kvlink.transports.base import Completion, CompletionKind, Exposure, Outcome, Read
+from kvlink.transports.base import CompletionKind, Exposure, Outcome, Read
 from kvlink.transports.stream import StreamAddress, StreamTransport
 
 
-class Rig:
+class Rig(Watching):
     """A transport whose only peer is the test: it holds the other ends of the channel and of one lane."""
 
     def __init__(self) -> None:
-        self.seen: list[Completion] = []
+        super().__init__()
         self.transport = StreamTransport(lanes=1, **{**QUICK, "peer_lost_seconds": 30.0})
         self.memory = np.zeros(MEMORY_BYTES, np.uint8)
         self.transport.register(REGION, self.memory.ctypes.data, MEMORY_BYTES)
@@ -35,22 +36,6 @@ class Rig:
         address = self.transport.address()
         self.end_of(self.transport.connect("peer", address, channel.detach(), [lane.detach()]))
         self.transport.import_key("peer", self.transport.export_key(REGION))
-
-    def wait(self, wanted: Callable[[Completion], bool]) -> Completion:
-        deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:
-            self.seen += self.transport.poll()
-            for completion in self.seen:
-                if wanted(completion):
-                    return completion
-            time.sleep(0.002)
-        raise AssertionError(f"not seen: {self.seen}")
-
-    def completion(self, kind: CompletionKind) -> Completion:
-        return self.wait(lambda completion: completion.kind is kind)
-
-    def end_of(self, op: int) -> Completion:
-        return self.wait(lambda completion: completion.op == op)
 
     def read(self, attempt: int = 1) -> tuple[int, ...]:
         """Start reading the kit's plan; the first ask, as it came."""
