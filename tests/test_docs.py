@@ -1,14 +1,22 @@
-"""Pages lead somewhere: links between them, and the index of docs."""
+"""Pages lead somewhere, and their command lines are the command's: links, the index of docs, what `kvlink` takes."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from kvlink.cli import EXIT_DONE, command_line, main
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+GUIDES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("examples/*/*.md")]
+COMMAND = re.compile(
+    r"(?:^|`|&& |\$ )(kvlink (?:bench|layout|doctor|advise|simulate|report|preflight)\b[^`\n#&]*)", re.MULTILINE
+)
+SHOWN = re.compile(r"^```\n\$ (kvlink [^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!\w+:)([^)#]+)(?:#[^)]*)?\)")
 
 
@@ -21,3 +29,31 @@ def test_links_between_pages_lead_to_a_file(page: Path) -> None:
 def test_the_index_names_every_page() -> None:
     listed = set(LINK.findall((ROOT / "docs" / "README.md").read_text()))
     assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_command_takes_every_command_line_that_a_page_writes(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line in COMMAND.findall(page.read_text()):
+        words = shlex.split(line)[1:]
+        if len(words) > 1 and not {"...", "SOURCE.json"} & set(words):
+            try:
+                command_line().parse_args(words)
+            except SystemExit:
+                pytest.fail(f"{line}: {capsys.readouterr().err}")
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [found for page in PAGES for found in SHOWN.findall(page.read_text())],
+    ids=lambda text: text[:40],
+)
+def test_a_shown_output_is_the_output(
+    line: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(shlex.split(line)[1:]) == EXIT_DONE
+    printed = [text.rstrip() for text in capsys.readouterr().out.splitlines()]
+    assert printed == [text.rstrip() for text in shown.splitlines()]

@@ -23,15 +23,7 @@ EXIT_UNAVAILABLE = 3
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (the process's own by default) and return its exit code."""
-    parser = argparse.ArgumentParser(prog="kvlink", description="Moves LLM KV cache between workers.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    options.add_parser(commands)
-    doctor.add_parser(commands)
-    layout.add_parser(commands)
-    plan_options.add_parsers(commands)
-    report.add_parser(commands)
-    preflight.add_parser(commands)
-    arguments = parser.parse_args(argv)
+    arguments = command_line().parse_args(argv)
     try:
         return EXIT_DONE if _run(arguments) else EXIT_FAILED
     except KVLinkError as error:
@@ -40,6 +32,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write(f"kvlink {arguments.command}: interrupted\n")
         return EXIT_FAILED
+
+
+def command_line() -> argparse.ArgumentParser:
+    """The grammar of every command."""
+    parser = argparse.ArgumentParser(prog="kvlink", description="Moves LLM KV cache between workers.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    options.add_parser(commands)
+    doctor.add_parser(commands)
+    layout.add_parser(commands)
+    plan_options.add_parsers(commands)
+    report.add_parser(commands)
+    preflight.add_parser(commands)
+    return parser
 
 
 def _run(arguments: argparse.Namespace) -> bool:
