@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Literal, Self, TypeVar
 
 from kvlink.config import Config
-from kvlink.descriptor import BlockList, Facts, FirstTokens
+from kvlink.descriptor import Facts
 from kvlink.errors import ClosedError, DeadlineError, KVLinkError, TransferError
 from kvlink.limits import (
     BRIDGE_ANSWER_SECONDS,
@@ -29,7 +29,7 @@ from kvlink.limits import (
 )
 from kvlink.link import CloseReport, Part, RecoveryPoint, Reservation, Stats
 from kvlink.link.driver import Driver, open_driver
-from kvlink.link.part import LivePart
+from kvlink.link.part import LivePart, Ready
 from kvlink.link.retries import GiveBack, NextOffer, Retrying, check_sources, fetch_with_retries
 from kvlink.memory import Caches
 from kvlink.observe import Events
@@ -457,18 +457,11 @@ class _Controls:
         self._guarded = guarded
         self._moment = moment
 
-    def ready(
-        self,
-        part: Part,
-        blocks: tuple[BlockList, ...] | None,
-        tokens: int | None,
-        group_first_tokens: FirstTokens | None = None,
-        event: object = None,
-    ) -> None:
+    def ready(self, part: Part, ready: Ready, event: object = None) -> None:
         """See `Part.ready`. The event is looked at now: its owner may record it again while the loop is busy."""
         assert isinstance(part, LivePart), "the bridge makes its parts"
         after = self._moment(event)
-        self._guarded(part, lambda driver: driver.source.ready(part, blocks, tokens, group_first_tokens, after))
+        self._guarded(part, lambda driver: driver.source.ready(part, ready, after))
 
     def seal(self, part: Part) -> None:
         """See `Part.seal`."""

@@ -155,9 +155,8 @@ async def test_first_tokens_that_are_not_one_a_group_are_refused():
             with pytest.raises(LayoutError, match="first_token"):
                 target.links[0].start_fetch(offer, case.request.target_blocks, deadline_seconds=5, first_token=first)
         part = source.links[0].announce("1:s", ttl_seconds=5)
-        part.ready(blocks=blocks, tokens=case.request.tokens, group_first_tokens=(0,) * 9)
         with pytest.raises(LayoutError, match=r"group_first_tokens has 9 entries for"):
-            part.seal()
+            part.ready(blocks=blocks, tokens=case.request.tokens, group_first_tokens=(0,) * 9)
         source.links[0].cancel(part, "seen")
 
 

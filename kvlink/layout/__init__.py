@@ -1,13 +1,15 @@
 """What one rank's cache means: identity and geometry, frozen. No addresses, no I/O.
 
 `geometry` holds the types, `check` (with `kinds`) says whether a spec can be true, `identity` whether two sides mean
-the same model, `shares` who holds which layers and heads, `blocks` which blocks a request touches, `extent` and
-`alias` where planes lie and which share memory, `standard` builds the common orders by name.
+the same model, `shares` who holds which layers and heads, `blocks` which blocks a request touches, `frontier` how
+far it has been computed, `extent` and `alias` where planes lie and which share memory, `standard` builds the common
+orders by name.
 """
 
 from kvlink.layout.alias import Alias, alias_classes, aliases
 from kvlink.layout.blocks import payload_bytes, starts_of_groups, touched_blocks
 from kvlink.layout.check import check_spec
+from kvlink.layout.frontier import Frontier, Rectangle
 from kvlink.layout.geometry import (
     CacheSpec,
     DType,
@@ -31,6 +33,7 @@ __all__ = [
     "Alias",
     "CacheSpec",
     "DType",
+    "Frontier",
     "Group",
     "GroupShare",
     "Identity",
@@ -39,6 +42,7 @@ __all__ = [
     "Plane",
     "PlaneKind",
     "RankShare",
+    "Rectangle",
     "Rope",
     "Row",
     "alias_classes",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol
+from operator import index
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from kvlink.errors import ClosedError, KVLinkError
+from kvlink.errors import ClosedError, KVLinkError, LayoutError
 
 if TYPE_CHECKING:
     from kvlink.descriptor import BlockList, FirstTokens
@@ -70,6 +71,15 @@ class Result:
     phases: Mapping[str, float] = field(default_factory=dict)
 
 
+class Ready(NamedTuple):
+    """What one `Part.ready` said."""
+
+    tokens: int | None
+    layers: int | None
+    blocks: tuple[BlockList, ...] | None
+    group_first_tokens: FirstTokens | None
+
+
 class Part:
     """One rank's share of a transfer. ``state`` is one attribute read; it may be read from any thread.
 
@@ -114,29 +124,49 @@ class Part:
     def ready(
         self,
         *,
-        blocks: tuple[BlockList, ...] | None = None,
         tokens: int | None = None,
-        group_first_tokens: FirstTokens | None = None,
+        layers: int | None = None,
+        blocks: Sequence[Sequence[int]] | None = None,
+        group_first_tokens: Sequence[int] | None = None,
         event: object = None,
     ) -> None:
-        """Source, push: this KV is in place up to here. Blocks may be given now, one list a group.
+        """Source, push: this KV is in place up to here, and may be read from now on, while more is computed.
 
-        ``group_first_tokens`` says, a group, before which position nothing is left (a sliding window's). On a GPU,
-        ``event`` (torch's, CuPy's, or its handle) was recorded after the work that writes it: nothing is read before.
+        An engine that computes positions chunk by chunk, and each chunk layer by layer, says so as it goes:
+        ``ready(tokens=2048, layers=1)``, ``ready(layers=2)`` ... ``ready(tokens=2048)``, then the next chunk.
+
+        Args:
+            tokens: positions ``[0, tokens)`` are in place; by default, up to the end of the chunk under way.
+            layers: in layers whose global id is below, and not yet in later ones; by default, in all. Layers are
+                computed in the order of their ids. A pipeline stage counts globally, too.
+            blocks: all of this request's blocks so far, one list a group, entry i for positions
+                ``[i * block_size, ...)``; later calls may append to them. They are the library's until the end.
+            group_first_tokens: a group, before which position nothing is left (a sliding window's); with the first
+                call that says how far the KV has come.
+            event: on a GPU, an event recorded after the work that writes this (torch's, CuPy's, or its handle):
+                nothing of it is read before.
+
+        Groups that are not indexed by tokens (recurrent states, an engine's own rows) move once positions have come
+        to the announced ``max_tokens``, or with the seal: what they hold before is not the request's last.
 
         Raises:
-            LayoutError: the blocks do not fit the cache or the token count, or it is no event; nothing changed.
+            LayoutError: the frontier goes backwards or past what was announced, blocks do not hold the positions or
+                are not those of an earlier call, or it is no event; nothing changed.
             GpuError: the GPU's driver refused; nothing changed.
-            ClosedError: the part is not a source part, or has ended.
+            ClosedError: the part is not a source part, is sealed, or has ended.
         """
-        self._need_controls().ready(self, blocks, tokens, group_first_tokens, event)
+        whole = None if blocks is None else whole_blocks(blocks, self.key)
+        starts = None if group_first_tokens is None else tuple(group_first_tokens)
+        self._need_controls().ready(self, Ready(tokens, layers, whole, starts), event)
 
     def seal(self) -> None:
-        """Source, push: nothing more will become ready; the target may be told.
+        """Source, push: nothing more will become ready. Only what the seal covers is ever installed, and all of it.
+
+        Call it right after the last `ready`: what that made ready then crosses with the seal, in one piece.
 
         Raises:
             ClosedError: the part is not a source part, or has ended.
-            LayoutError: no blocks or tokens were given before.
+            LayoutError: no blocks or tokens were given before, or a chunk is under way that not all layers hold.
         """
         self._need_controls().seal(self)
 
@@ -177,15 +207,22 @@ class LivePart(Part):
 class PartControls(Protocol):
     """What a source part calls back into: the link's source half, or the bridge in front of it."""
 
-    def ready(
-        self,
-        part: Part,
-        blocks: tuple[BlockList, ...] | None,
-        tokens: int | None,
-        group_first_tokens: FirstTokens | None = None,
-        event: object = None,
-    ) -> None:
+    def ready(self, part: Part, ready: Ready, event: object = None) -> None:
         """Advance the part's frontier."""
 
     def seal(self, part: Part) -> None:
         """Seal the part."""
+
+
+def whole_blocks(blocks: Sequence[Sequence[int]], key: str) -> tuple[BlockList, ...]:
+    """Block ids as the embedder gave them, one list a group.
+
+    Raises:
+        LayoutError: an id is no whole number; nothing is rounded.
+    """
+    try:
+        return tuple(tuple(index(block) for block in ids) for ids in blocks)
+    except TypeError as error:
+        raise LayoutError(
+            f"blocks must be lists of whole block ids, one list a group: {error}", request_id=key
+        ) from None

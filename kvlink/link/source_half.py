@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,18 +19,17 @@ from kvlink.errors import (
     ConflictError,
     GpuError,
     KVLinkError,
-    LayoutError,
 )
-from kvlink.layout import fingerprint
+from kvlink.layout import Frontier
 from kvlink.link.coordinator import Coordinator
 from kvlink.link.machine import Machine
 from kvlink.link.part import LivePart, Part, State
 from kvlink.link.recovery import Recovery
 from kvlink.link.sessions import Session, Sessions
 from kvlink.link.source_early import Early
+from kvlink.link.source_frontier import final_descriptor, frontier_after
 from kvlink.link.source_leases import Leases
 from kvlink.link.source_work import SourceWork
-from kvlink.link.target_work import whole_blocks
 from kvlink.protocol import End, SourceEvent, SourcePhase
 from kvlink.wire import (
     Announce,
@@ -51,9 +51,10 @@ from kvlink.wire import (
 )
 
 if TYPE_CHECKING:
-    from kvlink.descriptor import BlockList, FirstTokens
+    from kvlink.descriptor import BlockList
     from kvlink.layout import Place
     from kvlink.link.control import ControlConnection
+    from kvlink.link.part import Ready
     from kvlink.link.rank import LocalRank
     from kvlink.link.tasks import TaskSet
     from kvlink.memory import BlockLedger
@@ -104,72 +105,42 @@ class SourceHalf:
         descriptor = offer.descriptor(limits.MAX_ATTEMPT_SECONDS)
         check_descriptor(descriptor, self._rank.caches.spec)
         work = SourceWork(offer.key, part, self._loop.time(), max_tokens=offer.tokens, facts=offer.facts)
-        work.blocks, work.tokens, work.sealed = offer.blocks, offer.tokens, True
+        work.blocks, work.frontier, work.sealed = offer.blocks, Frontier.whole(offer.tokens), True
         work.offer, work.family = offer, family
         self._admit(work, descriptor_digest(descriptor))
         if after is None:
             work.descriptor = descriptor
-            self._hold(work, descriptor_digest(descriptor), offer.ttl_seconds)
+            self._begin(work, descriptor_digest(descriptor), offer.ttl_seconds)
             part.rise(State.READY)
         else:  # asks that come before are parked, as those of a part that is still announced
-            work.moments.append(after)
-            self._hold(work, None, offer.ttl_seconds)
-            self._offer_when_computed(work, descriptor)
+            self._begin(work, None, offer.ttl_seconds)
+            self._in_turn(work, after, partial(self._offer, work, descriptor))
 
     def announce(self, key: str, part: LivePart, *, max_tokens: int, ttl_seconds: float, facts: Facts) -> None:
         """Hold a place for KV that is still being computed; see `kvlink.Link.announce`."""
         work = SourceWork(key, part, self._loop.time(), max_tokens=max_tokens, facts=facts)
         self._admit(work, None)
-        self._hold(work, None, ttl_seconds)
+        self._begin(work, None, ttl_seconds)
 
-    def ready(
-        self,
-        part: Part,
-        blocks: tuple[BlockList, ...] | None,
-        tokens: int | None,
-        group_first_tokens: FirstTokens | None = None,
-        event: object = None,
-    ) -> None:
+    def ready(self, part: Part, ready: Ready, event: object = None) -> None:
         """Advance the frontier of an announced part; see `kvlink.Part.ready`."""
         work = self._announced(part)
-        if tokens is not None and not work.tokens <= tokens <= work.max_tokens:
-            raise LayoutError(
-                f"tokens may rise from {work.tokens} to the announced {work.max_tokens}, not to {tokens}",
-                request_id=part.key,
-            )
-        if (moment := self._rank.moments.take(event=event)) is not None:
-            work.moments.append(moment)
-        if blocks is not None:
-            work.blocks = whole_blocks(blocks, part.key)
-        work.tokens = work.tokens if tokens is None else tokens
-        if group_first_tokens is not None:
-            work.group_first_tokens = tuple(group_first_tokens)
+        told = frontier_after(work, ready, self._rank.caches.spec)
+        moment = self._rank.moments.take(event=event)
+        work.frontier, work.blocks, work.group_first_tokens = told
+        if work.blocks is not None:
+            self._hold_blocks(work, work.blocks)
+        self._in_turn(work, moment, partial(self._advance, work, work.frontier))
 
     def seal(self, part: Part) -> None:
         """Nothing more will come; see `kvlink.Part.seal`."""
         work = self._announced(part)
-        if work.blocks is None or work.tokens == 0:
-            raise LayoutError("nothing was made ready before the seal; give blocks and tokens", request_id=part.key)
         spec = self._rank.caches.spec
-        descriptor = KVDescriptor(
-            request_id=work.key,
-            tokens=work.tokens,
-            first_token=0,
-            blocks=work.blocks,
-            identity_fingerprint=fingerprint(spec.identity),
-            digest_scheme=limits.DIGEST_SCHEME if self._rank.config.integrity else None,
-            facts=work.facts,
-            deadline_seconds=limits.MAX_ATTEMPT_SECONDS,
-            group_first_tokens=work.group_first_tokens,
-        )
+        descriptor = final_descriptor(work, spec, integrity=self._rank.config.integrity)
         check_descriptor(descriptor, spec)
-        self._blocks.hold(work.key, work.blocks)
-        work.sealed = work.held = True
+        work.sealed = True
         self._ledger.content(work.key, descriptor_digest(descriptor))
-        if work.moments:
-            self._offer_when_computed(work, descriptor)
-        else:
-            self._offer(work, descriptor)
+        self._in_turn(work, None, partial(self._offer, work, descriptor))
 
     def cancel(self, part: Part, why: str) -> None:
         """End a part; nothing happens if it is not ours, or has ended."""
@@ -207,12 +178,18 @@ class SourceHalf:
             case _:
                 pass
         if work.blocks is not None:
-            self._blocks.hold(work.key, work.blocks)
-            work.held = True
+            self._hold_blocks(work, work.blocks)
         self._ledger.begin(work.key, digest, work)
         self._works[work.key] = work
 
-    def _hold(self, work: SourceWork, digest: str | None, ttl_seconds: float) -> None:
+    def _hold_blocks(self, work: SourceWork, blocks: tuple[BlockList, ...]) -> None:
+        if work.held:
+            self._blocks.change_hold(work.key, blocks)
+        else:
+            self._blocks.hold(work.key, blocks)
+            work.held = True
+
+    def _begin(self, work: SourceWork, digest: str | None, ttl_seconds: float) -> None:
         now = self._loop.time()
         state = protocol.source.begin(
             work.key,
@@ -235,19 +212,32 @@ class SourceHalf:
         work.part.rise(State.READY)
         self._feed(work, protocol.Seal(descriptor_digest(descriptor)))
 
-    def _offer_when_computed(self, work: SourceWork, descriptor: KVDescriptor) -> None:
-        async def wait() -> None:
-            try:
-                for moment in work.moments:
-                    await self._rank.moments.passed(moment)
-            except GpuError as error:
-                self.fail(work.part, error)
-            else:
-                if not work.part.state.ended:
-                    self._offer(work, descriptor)
-            work.moments.clear()
+    @staticmethod
+    def _advance(work: SourceWork, frontier: Frontier) -> None:
+        """The engine's work up to here is done."""
+        work.visible = frontier
 
-        self._tasks.start(wait(), f"computing {work.key}")
+    def _in_turn(self, work: SourceWork, after: Moment | None, act: Callable[[], None]) -> None:
+        """Act once the engine's work is done, and what was said before of this part has been acted on."""
+        if after is None and not work.turns:
+            act()
+            return
+        work.turns.append((after, act))
+        if len(work.turns) == 1:
+            self._tasks.start(self._take_turns(work), f"computing {work.key}")
+
+    async def _take_turns(self, work: SourceWork) -> None:
+        try:
+            while work.turns and not work.part.state.ended:
+                after, act = work.turns[0]
+                await self._rank.moments.passed(after)
+                if not work.part.state.ended:
+                    act()
+                work.turns.popleft()
+        except GpuError as error:
+            self.fail(work.part, error)
+        finally:
+            work.turns.clear()
 
     def _announced(self, part: Part) -> SourceWork:
         work = self._works.get(part.key)

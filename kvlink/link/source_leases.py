@@ -81,10 +81,10 @@ class Leases:
             if work.descriptor is None or work.blocks is None:
                 raise UnknownRequestError("not sealed yet")
             own = self._rank.caches.spec
-            check_group_first_tokens("ask.group_first_tokens", ask.group_first_tokens, own, work.tokens)
+            check_group_first_tokens("ask.group_first_tokens", ask.group_first_tokens, own, work.frontier.tokens)
             starts = work.descriptor.starts(ask.first_token, ask.group_first_tokens)
             planner = session.planners.of(ask.leg)
-            plan = planner.plan(work.blocks, None, first_token=starts, tokens=work.tokens)
+            plan = planner.plan(work.blocks, None, first_token=starts, tokens=work.frontier.tokens)
         except KVLinkError as error:
             return error_to_info(error)
         self._active += (session.peer, ask.attempt) not in work.plans

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kvlink.descriptor import Facts
+from kvlink.layout import Frontier
 from kvlink.link.part import LivePart, Result
 from kvlink.link.target_work import STATE_OF_END
 from kvlink.protocol import End, SourceEvent, SourcePart
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 Attempt: TypeAlias = tuple[str, int]
 """Peer and attempt."""
 
+NOTHING: Final = Frontier()
+"""No position of any layer."""
+
 
 @dataclass(slots=True, eq=False)
 class SourceWork:
@@ -32,10 +38,11 @@ class SourceWork:
         key: the request's key.
         part: what the embedder holds.
         started: when, on the loop's clock.
-        max_tokens: what was announced; ``tokens`` rises up to it.
+        max_tokens: what was announced; the frontier rises up to it.
         facts: what is said of the request.
         blocks: this rank's, once given.
-        tokens: how many of them are in place.
+        frontier: which positions and layers are in place, as the engine has said.
+        visible: likewise, and its work is done: it may be read.
         group_first_tokens: where each group begins, if not all alike.
         offer: what was published, if it was an offer.
         family: keys of the offer and its replicas, if it has any.
@@ -43,7 +50,7 @@ class SourceWork:
         descriptor: what is offered, once sealed and computed.
         sealed: nothing more will become ready.
         held: its blocks are.
-        moments: of the engine's GPU work, before which nothing is read.
+        turns: what the engine has said and is not acted on yet, each with the GPU work that it comes after.
         machine: once held.
         asks: from an ask's arrival to its lease's end.
         plans: likewise, once it can be leased.
@@ -59,7 +66,8 @@ class SourceWork:
     max_tokens: int
     facts: Facts = field(default_factory=Facts)
     blocks: tuple[BlockList, ...] | None = None
-    tokens: int = 0
+    frontier: Frontier = NOTHING
+    visible: Frontier = NOTHING
     group_first_tokens: FirstTokens = ()
     offer: Offer | None = None
     family: tuple[str, ...] = ()
@@ -67,7 +75,7 @@ class SourceWork:
     descriptor: KVDescriptor | None = None
     sealed: bool = False
     held: bool = False
-    moments: list[Moment] = field(default_factory=list)
+    turns: deque[tuple[Moment | None, Callable[[], None]]] = field(default_factory=deque)
     machine: Machine[SourcePart, SourceEvent] | None = None
     asks: dict[Attempt, Ask] = field(default_factory=dict)
     plans: dict[Attempt, CopyPlan] = field(default_factory=dict)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from operator import index
 from typing import TYPE_CHECKING, Literal
 
 from kvlink import limits
@@ -17,7 +16,7 @@ from kvlink.errors import (
     TransportError,
 )
 from kvlink.layout import starts_of_groups, touched_blocks
-from kvlink.link.part import LivePart, Result, State
+from kvlink.link.part import LivePart, Result, State, whole_blocks
 from kvlink.plan import CopyPlan
 from kvlink.protocol import End, TargetEvent, TargetPart
 from kvlink.transports.base import Outcome
@@ -263,17 +262,3 @@ def read_error(completion: Completion, leg: LegWork, *, session_ended: bool) -> 
 def size_mismatch(leg: LegWork, theirs: int, ours: int, own: str) -> ErrorInfo:
     """The two sides count a leg's bytes differently: their geometry is not what they told each other."""
     return error_to_info(MismatchError("lease.total_bytes", theirs, ours, source=leg.peer, target=own, stage="lease"))
-
-
-def whole_blocks(blocks: Sequence[Sequence[int]], key: str) -> tuple[BlockList, ...]:
-    """Block ids as the embedder gave them, one list a group.
-
-    Raises:
-        LayoutError: an id is no whole number; nothing is rounded.
-    """
-    try:
-        return tuple(tuple(index(block) for block in ids) for ids in blocks)
-    except TypeError as error:
-        raise LayoutError(
-            f"blocks must be lists of whole block ids, one list a group: {error}", request_id=key
-        ) from None

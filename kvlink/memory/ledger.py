@@ -118,6 +118,21 @@ class BlockLedger:
             raise ConflictError("this key is held already; end it first, or give the request a new key", request_id=key)
         self._holds[key] = _Hold(_frozen(blocks))
 
+    def change_hold(self, key: str, blocks: Sequence[Sequence[int]]) -> None:
+        """Hold these blocks for a request from now on: its KV is still being computed, and more blocks came with it.
+
+        Leases that were given go over to them.
+
+        Raises:
+            UnknownRequestError: nothing is held under this key, or its hold has ended.
+        """
+        hold = self._holds.get(key)
+        if hold is None or hold.ended:
+            raise UnknownRequestError("no blocks are held under this key (any more)", request_id=key)
+        before, hold.blocks = _size(hold.blocks), _frozen(blocks)
+        if hold.leases:
+            self._leased_blocks += _size(hold.blocks) - before
+
     def lease(self, attempt: Hashable, key: str) -> Blocks:
         """Let an attempt read a hold's blocks.
 

@@ -2,10 +2,11 @@
 
 `copyplan` is the data and its bounds check, `legs` decides who reads whom, `planner` makes the plans of one leg:
 `match` is what its two sides must agree on, `families` and `template` what is prepared once, `pieces` the token range
-cut. `path` says how a plan's bytes best cross.
+cut, `increments` the plans of a leg that is streamed. `path` says how a plan's bytes best cross.
 """
 
 from kvlink.plan.copyplan import Conversion, CopyPlan, Dim, Segment, check_plan
+from kvlink.plan.increments import IncrementPlanner
 from kvlink.plan.legs import Leg, assign_legs, readers_of, unread_sources
 from kvlink.plan.path import DIRECT, PACKED, choose_path
 from kvlink.plan.planner import LegPlanner, plan_leg
@@ -16,6 +17,7 @@ __all__ = [
     "Conversion",
     "CopyPlan",
     "Dim",
+    "IncrementPlanner",
     "Leg",
     "LegPlanner",
     "Segment",

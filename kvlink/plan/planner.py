@@ -99,13 +99,11 @@ class LegPlanner:
             for nbytes, segment in found.segments():
                 total += nbytes
                 segments.append(segment)
-        if any(segment.convert for segment in segments):
-            segments.sort(key=_element_bytes, reverse=True)  # stable: else as they came
         if target_blocks is not None and len(written) > 1:
             self._check_aliases(written)
         if total > limits.MAX_TRANSFER_BYTES:
             raise LayoutError(f"plan moves {total} bytes, over the bound of {limits.MAX_TRANSFER_BYTES}; split it")
-        return CopyPlan(tuple(segments), total)
+        return CopyPlan(in_wire_order(segments), total)
 
     def _starts(self, first_token: int | Sequence[int], tokens: int) -> Sequence[int]:
         count = len(self.source.groups)
@@ -258,8 +256,14 @@ class _Side:
         return self.ids[entries - self.first_entry], pieces.first - entries * self.slots
 
 
-def _element_bytes(segment: Segment) -> int:
+def in_wire_order(segments: list[Segment]) -> tuple[Segment, ...]:
     """Larger elements go first: then each segment begins on the wire at a multiple of its own, and no leaf cuts one."""
+    if any(segment.convert for segment in segments):
+        segments.sort(key=_element_bytes, reverse=True)  # stable: else as they came
+    return tuple(segments)
+
+
+def _element_bytes(segment: Segment) -> int:
     return 0 if segment.convert is None else segment.convert.source.itemsize
 
 
