@@ -120,6 +120,29 @@ async def test_whoever_is_not_the_source_can_neither_announce_nor_withdraw() -> 
         target.assert_holds(PROMPT, blocks_for(target))
 
 
+async def test_a_push_hears_only_the_sources_that_its_rank_reads() -> None:
+    """C3: a rank that comes to know its siblings' source (it renews there, say) is not told that source's end."""
+    fabric = LoopbackFabric(seed=3)
+    async with source_engine(fabric, tp=2) as source, target_engine(fabric, tp=2) as target:
+        into = blocks_for(target)
+        expected = [
+            link.expect(target.ticket("i:p4", PROMPT.tokens), source.roster, (into,), deadline_seconds=20)
+            for link in target.links
+        ]
+        source.fill(PROMPT, blocks_for(source))
+        announced = [link.announce("i:p4", ttl_seconds=10) for link in source.links]
+        for link, push, part in zip(source.links, announced, expected, strict=True):
+            push.ready(blocks=(blocks_for(source),), tokens=PROMPT.tokens)
+            push.seal()
+            await part.wait()
+            await push.wait()
+            if link is source.links[0]:
+                target.links[1].renew([source.offer("i:p4", blocks_for(source), PROMPT.tokens)])
+                await until(lambda: source.links[0].stats().counters["peers_connected"] == 2)
+                await asyncio.sleep(0.05)
+        target.assert_holds(PROMPT, into)
+
+
 async def test_an_early_ask_is_parked_until_the_offer_is_published() -> None:
     fabric = LoopbackFabric(seed=4)
     async with source_engine(fabric) as source, target_engine(fabric) as target:

@@ -436,7 +436,9 @@ class TargetHalf:
     def _on_up(self, session: Session) -> None:
         self._counters.peers_connected += 1
         for work in self._works.values():
-            if work.ticket is not None and work.descriptor is None and work.part.state is State.READY:
+            if work.ticket is None or work.descriptor is not None or work.part.state is not State.READY:
+                continue
+            if session.peer in self._peers_of(work):
                 self.sessions.send(session.peer, Expect(ticket=work.ticket.to_bytes()))
 
     def _on_down(self, session: Session, error: KVLinkError) -> None:
@@ -458,13 +460,15 @@ class TargetHalf:
         for work in list(self._works.values()):
             if work.machine is not None:
                 work.machine.feed(event)
-            elif self._concerns(work, peer) and any(leg == peer for leg in self._peers_of(work)):
+            elif self._concerns(work, peer) and peer in self._peers_of(work):
                 text = f"{peer} was lost before it announced"
                 kind = PeerRestartedError if isinstance(event, protocol.PeerDead) else PeerLostError
                 self._end_early(work, protocol.fail(End.FAILED, kind, text))
 
     def _peers_of(self, work: TargetWork) -> list[str]:
-        return [str(work.roster.place(index)) for index in range(len(work.roster.ranks))]
+        """The sources that this rank reads; others of their engine have our siblings' share, and their own ends."""
+        legs, _ = self.legs.of(work.roster, share_of(self._rank.caches.spec))
+        return [leg.peer for leg in legs]
 
     # --- the machine's actions ------------------------------------------------------------------------------------
 
