@@ -162,6 +162,11 @@ MAX_ATTEMPT_SECONDS: Final = 600.0
 """Longest deadline of a transfer: a source lends its blocks no longer, whatever its target says."""
 FETCH_DEADLINE_SECONDS: Final = 60.0
 """What an engine's adapter allows one transfer (default; see its settings)."""
+PUSH_DEADLINE_SECONDS: Final = 300.0
+"""What an engine's adapter allows a push, from its blocks to its install (default; see its settings): the prefill
+engine's queue and its prefill are part of it."""
+PREEMPTION_SECONDS: Final = 1.0
+"""How long an engine's step waits for the readers of a request that it preempts."""
 RENEWALS_PER_CLAIM: Final = 4
 """How often in its time to live an adapter renews an offer that queues: three may be lost."""
 RETRY_TRIES: Final = 3
@@ -209,7 +214,7 @@ assert PEER_LOST_SECONDS + LOST_HOLD_SECONDS < 5.0, "a source whose target dies 
 assert PEER_LOST_SECONDS + REDIAL_SECONDS < 5.0, "a target whose source falls silent ends within 5 s"
 assert BRIDGE_CLOSE_MARGIN_SECONDS > 2 * (CLOSE_TIMEOUT_SECONDS + CUT_OFF_GRACE_SECONDS), "a close that cuts gets done"
 assert COMMIT_TTL_SECONDS + DRIFT_MARGIN_SECONDS < TELL_SECONDS < RETIRE_SECONDS
-assert FETCH_DEADLINE_SECONDS <= MAX_ATTEMPT_SECONDS
+assert max(FETCH_DEADLINE_SECONDS, PUSH_DEADLINE_SECONDS) <= min(MAX_ATTEMPT_SECONDS, RETRY_HORIZON_SECONDS)
 assert TELL_SECONDS < RETIRE_SECONDS, "a coordinator outlasts the ranks that ask for its word"
 assert RENEWAL_LINGER_SECONDS >= MAX_ATTEMPT_SECONDS, "a fast leg waits for its siblings with its lease held"
 assert RENEWAL_LINGER_SECONDS > COMMIT_TTL_SECONDS, "a commit in time never finds its lease lapsed"

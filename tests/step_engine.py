@@ -15,7 +15,8 @@ import msgspec
 
 from kvlink import Bridge, Caches, Config, Identity, Place
 from kvlink.adapters.vllm.messages import Fetch, StepWork
-from kvlink.adapters.vllm.scheduler_half import GroupView, SchedulerHalf
+from kvlink.adapters.vllm.requests import GroupView
+from kvlink.adapters.vllm.scheduler_half import SchedulerHalf
 from kvlink.adapters.vllm.worker_half import WorkerHalf
 from kvlink.cli.bench.content import CacheContent, Prompt
 from kvlink.layout import DType, heads_of_rank, standard_spec
@@ -39,6 +40,16 @@ class Request:
         return len(self.prompt_token_ids or ())
 
 
+@dataclass
+class _Scheduled:
+    """What a step computes of a request: its prompt's positions up to ``tokens``."""
+
+    request: Request
+    prompt: Prompt
+    blocks: Sequence[int]
+    tokens: int
+
+
 class StepEngine:
     """An engine of some TP ranks in this process; its halves speak only through what vLLM would carry."""
 
@@ -55,6 +66,7 @@ class StepEngine:
         canary: int = 0xA5,
         now: Callable[[], float] = time.monotonic,
         fetch_seconds: float = 10.0,
+        push_seconds: float = 20.0,
     ) -> None:
         config = config or Config(transports=("stream",))
         self.block_size = block_size
@@ -77,9 +89,13 @@ class StepEngine:
             content.wipe()
             self.contents.append(content)
             bridge = Bridge.open(config, caches)
-            self.ranks.append(WorkerHalf(bridge, fetch_seconds=fetch_seconds, now=now, scrub=self.scrubbed.append))
+            self.ranks.append(
+                WorkerHalf(
+                    bridge, fetch_seconds=fetch_seconds, push_seconds=push_seconds, now=now, scrub=self.scrubbed.append
+                )
+            )
         group = GroupView(name="full", index=0, block_size=block_size, windowed=False)
-        self.scheduler = SchedulerHalf([group], identity, config, now)
+        self.scheduler = SchedulerHalf([group], identity, config, now, push_seconds=push_seconds)
         self.scheduler.set_cards(rank.card for rank in self.ranks)
         self.waiting: set[str] = set()
         """Loads and sends that have not been reported by all ranks."""
@@ -87,6 +103,9 @@ class StepEngine:
         self.loaded: list[str] = []
         self.failed: set[str] = set()
         self._reports: dict[str, Counter[str]] = {"sent": Counter(), "received": Counter()}
+        self._scheduled: dict[str, _Scheduled] = {}
+        self._preempted: set[str] = set()
+        self._overwritten: list[int] = []
 
     def close(self) -> None:
         for rank in self.ranks:
@@ -99,8 +118,25 @@ class StepEngine:
         for content in self.contents:
             content.fill(prompt, blocks)
         request.num_computed_tokens = request.num_prompt_tokens
-        params = self.scheduler.request_finished(request, (list(blocks),), complete=True)
+        _, params = self.scheduler.request_finished(request, (list(blocks),), complete=True)
         if params is not None:
+            self.waiting.add(request.request_id)
+        return params
+
+    def compute(self, request: Request, prompt: Prompt, blocks: Sequence[int], tokens: int) -> None:
+        """Have the next step compute the prompt up to ``tokens``; the request has these blocks so far."""
+        self._scheduled[request.request_id] = _Scheduled(request, prompt, blocks, tokens)
+
+    def preempt(self, request: Request, blocks: Sequence[int]) -> None:
+        """Have the next step write other things to the request's blocks."""
+        request.num_computed_tokens = 0
+        self._preempted.add(request.request_id)
+        self._overwritten += blocks
+
+    def finish(self, request: Request, blocks: Sequence[int]) -> dict[str, Any] | None:
+        """The request's prompt is computed, and its one token sampled: it ends; its transfer parameters."""
+        held, params = self.scheduler.request_finished(request, (list(blocks),), complete=True)
+        if held:
             self.waiting.add(request.request_id)
         return params
 
@@ -117,18 +153,36 @@ class StepEngine:
 
     def end(self, request: Request) -> None:
         """The request ends here: aborted, or decoded to its end."""
-        self.scheduler.request_finished(request, ([],), complete=False)
+        held, _ = self.scheduler.request_finished(request, ([],), complete=False)
+        if held:
+            self.waiting.add(request.request_id)
 
     def step(self) -> StepWork:
+        scheduled, self._scheduled = self._scheduled, {}
+        self.scheduler.step_scheduled(
+            {name: one.tokens - one.request.num_computed_tokens for name, one in scheduled.items()},
+            self._preempted,
+            {name: (list(one.blocks),) for name, one in scheduled.items()}.get,
+        )
+        self._preempted = set()
         work = self.scheduler.take_work()
         carried = msgspec.msgpack.encode(work)  # vLLM sends it to other processes
-        for rank in self.ranks:
-            rank.start(msgspec.msgpack.decode(carried, type=StepWork))
+        for rank, content in zip(self.ranks, self.contents, strict=True):
+            told = msgspec.msgpack.decode(carried, type=StepWork)
+            rank.streams.before_forward(told)
+            content.wipe_blocks(self._overwritten)
+            for one in scheduled.values():
+                content.fill(Prompt(one.prompt.seed, one.tokens), one.blocks[: -(-one.tokens // self.block_size)])
+            rank.streams.after_forward()
+            rank.start(told)
             ended = rank.ended()
             assert ended.failed <= ended.received
             self.failed |= ended.failed
             self._reports["sent"].update(ended.sent)
             self._reports["received"].update(ended.received)
+        self._overwritten = []
+        for one in scheduled.values():
+            one.request.num_computed_tokens = one.tokens
         for kind, into in (("sent", self.sent), ("received", self.loaded)):
             counts = self._reports[kind]
             whole = [request_id for request_id, count in counts.items() if count == len(self.ranks)]

@@ -13,7 +13,7 @@ import pytest
 from step_engine import MODEL, Request, StepEngine, run
 
 from kvlink import Config
-from kvlink.adapters.vllm.scheduler_half import facts_of
+from kvlink.adapters.vllm.requests import facts_of
 from kvlink.adapters.vllm.settings import Settings
 from kvlink.adapters.vllm.tally import Tally
 from kvlink.cli.bench.content import Prompt
@@ -328,7 +328,7 @@ def test_an_aborted_prefill_offers_nothing(engine: Make) -> None:
     """E3: a prefill that was cut short is not there for anybody."""
     source = engine("prefill")
     request = Request("cmpl-p", tokens(75), num_computed_tokens=32, kv_transfer_params={"do_remote_decode": True})
-    assert source.scheduler.request_finished(request, ([1, 2],), complete=False) is None
+    assert source.scheduler.request_finished(request, ([1, 2],), complete=False) == (False, None)
     assert source.scheduler.take_work().publish == []
 
 
@@ -337,7 +337,7 @@ def test_an_ordinary_request_is_left_alone(engine: Make) -> None:
     request = Request("cmpl", tokens(40))
     target.arrive(request)
     assert target.admit(request, INTO[:3]) == 0
-    assert target.scheduler.request_finished(request, ([3],), complete=True) is None
+    assert target.scheduler.request_finished(request, ([3],), complete=True) == (False, None)
     work = target.step()
     assert (work.fetch, work.publish, work.decline, work.cancel) == ([], [], [], [])
 

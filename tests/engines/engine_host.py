@@ -28,18 +28,20 @@ class Host:
 
     def __init__(self, options: dict[str, Any]) -> None:
         connector = options.pop("kv_transfer_config", None)
+        batched_tokens = options.pop("max_num_batched_tokens", 2048)
         self.llm = LLM(
             **options,
             dtype="float32",
             enforce_eager=True,
             max_model_len=2048,
-            max_num_batched_tokens=2048,
+            max_num_batched_tokens=batched_tokens,
             kv_transfer_config=KVTransferConfig(**connector) if connector else None,
             disable_log_stats=True,
         )
         self.engine = self.llm.llm_engine
         self.scheduler = self.engine.engine_core.engine_core.scheduler
         self.stepping = True
+        self.steps_left: int | None = None
         self.preempted: dict[str, int] = {}
 
     def run(self) -> None:
@@ -55,6 +57,9 @@ class Host:
                 for line in lines:
                     self.obey(json.loads(line))
             if busy:
+                if self.steps_left is not None:
+                    self.steps_left -= 1
+                    self.stepping = self.steps_left > 0
                 began = self.scheduler.get_num_unfinished_requests()
                 for request in self.scheduler.requests.values():
                     self.preempted[request.request_id] = request.num_preemptions
@@ -80,7 +85,7 @@ class Host:
             case "abort":
                 self.engine.abort_request([command["id"]])
             case "step":
-                self.stepping = command["on"]
+                self.stepping, self.steps_left = command["on"], command["steps"]
             case "gauges":
                 pool = self.scheduler.kv_cache_manager.block_pool
                 self.answer(

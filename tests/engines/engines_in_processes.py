@@ -99,9 +99,9 @@ class Engine:
     def abort(self, request_id: str) -> None:
         self._tell(do="abort", id=request_id)
 
-    def step(self, *, on: bool) -> None:
-        """Stop stepping, or go on: while it is off, nothing is scheduled or polled."""
-        self._tell(do="step", on=on)
+    def step(self, *, on: bool, steps: int | None = None) -> None:
+        """Stop stepping, or go on, maybe for so many steps only: while it is off, nothing is scheduled or polled."""
+        self._tell(do="step", on=on, steps=steps)
 
     def gauges(self) -> dict[str, Any]:
         """The engine's own: free blocks, blocks, usage, requests."""

@@ -50,7 +50,11 @@ class Relay:
         with suppress(OSError):
             while True:
                 near, _ = self._server.accept()
-                far = socket.create_connection(self._to)
+                try:
+                    far = socket.create_connection(self._to)
+                except OSError:  # nobody listens there just now
+                    near.close()
+                    continue
                 self._sockets += [near, far]
                 for ends in ((near, far, False), (far, near, True)):
                     threading.Thread(target=self._pass, args=ends, daemon=True).start()

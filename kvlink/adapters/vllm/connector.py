@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import torch
 from vllm.distributed import get_pp_group, get_tp_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -65,9 +66,12 @@ class KVLinkConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: WorkerHalf | None = None
         self._scheduler: SchedulerHalf | None = None
         self._groups = describe_groups(kv_cache_config)
+        self._on_gpu = False
         if role is KVConnectorRole.SCHEDULER:
             views = [group.view for group in self._groups]
-            self._scheduler = SchedulerHalf(views, self._identity, self._settings.link, time.monotonic)
+            self._scheduler = SchedulerHalf(
+                views, self._identity, self._settings.link, time.monotonic, push_seconds=self._settings.push_seconds
+            )
 
     # --- worker ---------------------------------------------------------------------------------------------------
 
@@ -83,9 +87,11 @@ class KVLinkConnector(KVConnectorBase_V1, SupportsHMA):
             cache_dtype=self._vllm_config.cache_config.cache_dtype,
             layers=self._vllm_config.compilation_config.static_forward_context,
         )
+        self._on_gpu = any(tensor.is_cuda for tensor in kv_caches.values())
         self._worker = WorkerHalf(
             Bridge.open(self._settings.link, caches),
             fetch_seconds=self._settings.fetch_seconds,
+            push_seconds=self._settings.push_seconds,
             now=time.monotonic,
             scrub=lambda load: zero_blocks(self._kv_cache_config, kv_caches, load.blocks, load.first_tokens),
             uncovered="zero" if self._kv_cache_config.needs_kv_cache_zeroing else "leave",
@@ -94,6 +100,11 @@ class KVLinkConnector(KVConnectorBase_V1, SupportsHMA):
     def get_handshake_metadata(self) -> KVLinkHandshake | None:
         """This rank's card."""
         return None if self._worker is None else KVLinkHandshake(self._worker.card)
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """A step begins: cut off who reads what it preempts, before it is written; note what it computes of pushes."""
+        if self._worker is not None and isinstance(kv_connector_metadata, KVLinkMetadata):
+            self._worker.streams.before_forward(kv_connector_metadata.work)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Submit the step's work."""
@@ -108,7 +119,9 @@ class KVLinkConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing: a reader comes for the blocks themselves."""
 
     def wait_for_save(self) -> None:
-        """Nothing: no bytes leave the cache in a step."""
+        """The step's KV is in place: those it is pushed to may read it. Nothing is waited for."""
+        if self._worker is not None:
+            self._worker.streams.after_forward(self._moment)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """What ended, each id once."""
@@ -160,7 +173,17 @@ class KVLinkConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """The step's work."""
-        return KVLinkMetadata(self._need_scheduler().take_work())
+        scheduler = self._need_scheduler()
+        scheduler.step_scheduled(
+            scheduler_output.num_scheduled_tokens,
+            scheduler_output.preempted_req_ids or (),
+            scheduler_output.kv_connector_block_state.get_block_ids,
+        )
+        return KVLinkMetadata(scheduler.take_work())
+
+    def has_pending_push_work(self) -> bool:
+        """Whether a step must carry what became of a push to the ranks, though nothing else is there to do."""
+        return self._need_scheduler().has_push_work
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What all ranks have reported."""
@@ -175,8 +198,7 @@ class KVLinkConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         """Hold a prefilled request's blocks and say where they are; let go of what an aborted one was waiting for."""
         complete = request.status in COMPLETE
-        params = self._need_scheduler().request_finished(request, block_ids, complete=complete)
-        return params is not None, params
+        return self._need_scheduler().request_finished(request, block_ids, complete=complete)
 
     # --- both -----------------------------------------------------------------------------------------------------
 
@@ -195,6 +217,14 @@ class KVLinkConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> KVLinkMetrics:
         """The metrics under ``vllm:kvlink_*``."""
         return KVLinkMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def _moment(self) -> object:
+        """An event behind all that this step has launched so far; nothing on a CPU, which has done it."""
+        if not self._on_gpu:
+            return None
+        event = torch.cuda.Event()
+        event.record()
+        return event
 
     def _need_scheduler(self) -> SchedulerHalf:
         assert self._scheduler is not None, "vLLM calls these hooks in its scheduler only"

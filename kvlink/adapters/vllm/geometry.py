@@ -25,7 +25,7 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from kvlink.adapters.vllm.scheduler_half import GroupView
+from kvlink.adapters.vllm.requests import GroupView
 from kvlink.errors import LayoutError, UnsupportedError
 from kvlink.layout import DType, Group, Identity, Place, PlaneKind, heads_of_rank
 from kvlink.layout.geometry import Row

@@ -1,62 +1,34 @@
 """The scheduler's half: decides on pure data (offers, rosters, blocks); no link, no thread, nothing that waits.
 
 A request that arrives with an offer is *queued* until vLLM gives it blocks, then *loading* until every rank has
-reported, then *settled*. What the ranks are to do is collected in a `StepWork`, which vLLM takes to them with the step.
+reported, then *settled*. One that will be pushed is the same, with a ticket of ours in place of the other's offer.
+What the ranks are to do is collected in a `StepWork`, which vLLM takes to them with the step.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Final
+
+from msgspec.structs import replace
 
 from kvlink.adapters.vllm.messages import Decline, Fetch, Publish, Refused, StepWork
+from kvlink.adapters.vllm.outgoing import PUSH_FIELD, Outgoing, push_key, pushed_facts
+from kvlink.adapters.vllm.requests import EngineRequest, GroupView, facts_of, window_start
 from kvlink.config import Config
-from kvlink.descriptor import Facts
-from kvlink.errors import KVLinkError, MismatchError
+from kvlink.errors import ConfigError, KVLinkError, MismatchError
 from kvlink.layout import Identity
-from kvlink.limits import DIGEST_SCHEME, MAX_KEY_BYTES, RENEWALS_PER_CLAIM
-from kvlink.wire import Offer, Roster, request_key
+from kvlink.limits import DIGEST_SCHEME, MAX_KEY_BYTES, PUSH_DEADLINE_SECONDS, RENEWALS_PER_CLAIM
+from kvlink.wire import Offer, Roster, Ticket, request_key
 
-NULL_BLOCK: Final = 0
-"""vLLM's block for positions that have left a window."""
-NO_ADAPTER: Final = ""
-"""Stated by a request without LoRA, so that its KV is not taken for an adapter's, nor the reverse."""
+STANDING_ID: Final = "standing"
+"""Request id of an offer of nothing, which tells routers and their decode engines who prefills here."""
 
 _log: Final = logging.getLogger("kvlink.adapters.vllm")
-
-
-class EngineRequest(Protocol):
-    """What is read of vLLM's ``Request``."""
-
-    request_id: str
-    prompt_token_ids: Sequence[int] | None
-    num_prompt_tokens: int
-    num_computed_tokens: int
-    kv_transfer_params: dict[str, Any] | None
-    lora_request: Any
-    mm_features: Sequence[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class GroupView:
-    """What the scheduler must know of one KVLink group.
-
-    Attributes:
-        name: KVLink's name of the group.
-        index: which of vLLM's block lists is the group's.
-        block_size: positions in a block.
-        windowed: whether blocks before a window are given back, and stand as null blocks.
-    """
-
-    name: str
-    index: int
-    block_size: int
-    windowed: bool
 
 
 class _Stage(Enum):
@@ -69,12 +41,14 @@ class _Stage(Enum):
 class _Incoming:
     """A request whose prefill is elsewhere.
 
-    ``offer`` is there once it is known who made it; with a ``refusal`` it is only declined.
+    ``offer`` is there once it is known who made it; with a ``refusal`` it is only declined. Of a ``push`` it says who
+    prefills, and under which key.
     """
 
     offer: Offer | None
     refusal: KVLinkError | None
     tokens: int
+    push: bool
     stage: _Stage = _Stage.QUEUED
 
 
@@ -86,16 +60,25 @@ class SchedulerHalf:
         identity: the model, as this engine's ranks state it.
         config: for the secret, the time to live of offers, and whether KV is digested.
         clock: monotonic seconds; only the pace of renewals hangs on it.
+        push_seconds: how long a ticket stands.
     """
 
     def __init__(
-        self, groups: Sequence[GroupView], identity: Identity, config: Config, clock: Callable[[], float]
+        self,
+        groups: Sequence[GroupView],
+        identity: Identity,
+        config: Config,
+        clock: Callable[[], float],
+        *,
+        push_seconds: float = PUSH_DEADLINE_SECONDS,
     ) -> None:
         self._groups = tuple(groups)
         self._identity = identity
         self._config = config
         self._clock = clock
+        self._push_seconds = push_seconds
         self._roster: Roster | None = None
+        self._outgoing = Outgoing(groups, config.claim_ttl_seconds)
         self._incoming: dict[str, _Incoming] = {}
         self._work = StepWork()
         self._renew_at = clock()
@@ -114,20 +97,31 @@ class SchedulerHalf:
     # --- a request whose prefill is elsewhere -----------------------------------------------------------------------
 
     def on_new_request(self, request: EngineRequest) -> None:
-        """Read the offer of a request that is new here; from now on it is renewed until blocks are there."""
+        """Read the offer of a request that is new here; from now on it is renewed until blocks are there.
+
+        One that is to be pushed from here is announced, so that whoever waits for it may know.
+        """
         params = request.kv_transfer_params
-        if params is None or not params.get("do_remote_prefill") or request.request_id in self._incoming:
+        if params is None:
+            return
+        if params.get("do_remote_decode"):
+            self._begin_push(request)
+        if not params.get("do_remote_prefill") or request.request_id in self._incoming:
             return
         offer: Offer | None = None
         refusal: KVLinkError | None = None
+        key: str | None = None
         try:
             offer = self._verified(params)
+            key = push_key(params)
+            if key is not None:
+                offer = self._awaited(offer, key, request)
             self._check(offer, request)
         except KVLinkError as error:
             refusal = error
             _log.warning("request %s: its offer is refused: %s", request.request_id, error)
         count = request.num_prompt_tokens if offer is None or refusal is not None else offer.tokens
-        self._incoming[request.request_id] = _Incoming(offer, refusal, count)
+        self._incoming[request.request_id] = _Incoming(offer, refusal, count, key is not None)
 
     def matched_tokens(self, request: EngineRequest, computed_tokens: int) -> int:
         """How many positions past ``computed_tokens`` can be loaded. Changes nothing; may be asked again.
@@ -158,9 +152,10 @@ class SchedulerHalf:
         first = incoming.tokens - external_tokens
         lists = tuple(tuple(blocks[group.index]) for group in self._groups)
         starts = tuple(
-            max(first, _window_start(group, ids)) for group, ids in zip(self._groups, lists, strict=True)
+            max(first, window_start(group, ids)) for group, ids in zip(self._groups, lists, strict=True)
         )  # fmt: skip
-        self._work.fetch.append(Fetch(request_id, incoming.offer.to_bytes(), lists, starts))
+        ticket = self._ticket(incoming.offer, starts).to_bytes() if incoming.push else None
+        self._work.fetch.append(Fetch(request_id, incoming.offer.to_bytes(), lists, starts, ticket))
 
     def loads_ended(self, request_ids: Iterable[str]) -> None:
         """Every rank has reported these loads, good or bad."""
@@ -173,7 +168,7 @@ class SchedulerHalf:
 
     def request_finished(
         self, request: EngineRequest, blocks: Sequence[Sequence[int]], *, complete: bool
-    ) -> dict[str, Any] | None:
+    ) -> tuple[bool, dict[str, Any] | None]:
         """A request ended here, by abort or well.
 
         Args:
@@ -182,25 +177,44 @@ class SchedulerHalf:
             complete: whether its prompt was computed to the end, rather than aborted.
 
         Returns:
-            Transfer parameters if its blocks are held for whoever fetches them, until every rank has reported their
-            end; else ``None``: the blocks are vLLM's at once.
+            Whether its blocks are held until every rank has reported, or vLLM's at once; and transfer parameters, if
+            another engine may go on with it.
         """
         self._forget(request.request_id)
+        complete = complete and request.num_computed_tokens > 0
+        held = self._outgoing.finish(request, blocks, self._work, complete=complete)
+        if held is not None:
+            return held, self._standing(request.kv_transfer_params or {}) if held and complete else None
         params = request.kv_transfer_params
         if params is None or not params.get("do_remote_decode") or not complete:
-            return None
+            return False, None
         try:
             offer = self._offer(request, blocks)
             published = None if offer is None else (offer.to_bytes(), offer.to_params())
         except KVLinkError as error:
             _log.error("request %s: its KV cannot be offered: %s", request.request_id, error)
-            return None
+            return False, None
         if published is None:
-            return None
+            return False, None
         self._work.publish.append(Publish(request.request_id, published[0]))
-        return published[1]
+        return True, published[1]
 
     # --- a step -----------------------------------------------------------------------------------------------------
+
+    def step_scheduled(
+        self,
+        scheduled: Mapping[str, int],
+        preempted: Iterable[str],
+        blocks_of: Callable[[str], Sequence[Sequence[int]] | None],
+    ) -> None:
+        """VLLM has scheduled a step: how far it brings those that are pushed; see `Outgoing.step`."""
+        self._outgoing.step(scheduled, preempted, blocks_of, self._work)
+
+    @property
+    def has_push_work(self) -> bool:
+        """Whether the ranks have yet to hear of something about a push."""
+        work = self._work
+        return bool(work.announce or work.preempted or work.hand or work.withdraw or work.decline or work.cancel)
 
     def take_work(self) -> StepWork:
         """What the ranks are to do in this step; the next step starts empty."""
@@ -210,7 +224,8 @@ class SchedulerHalf:
             self._work.renew = [
                 incoming.offer.to_bytes()
                 for incoming in self._incoming.values()
-                if incoming.stage is _Stage.QUEUED and incoming.offer is not None
+                if incoming.offer is not None
+                and (incoming.stage is _Stage.QUEUED or (incoming.push and incoming.stage is _Stage.LOADING))
             ]
         work, self._work = self._work, StepWork()
         return work
@@ -222,6 +237,58 @@ class SchedulerHalf:
         if self._config.secret is not None:
             offer.verify(self._config.secret)
         return offer
+
+    def _awaited(self, offer: Offer, key: str, request: EngineRequest) -> Offer:
+        """What whoever made ``offer`` will have computed under ``key``; what it offers besides is not ours."""
+        if self._roster is None:
+            raise ConfigError("this engine's ranks have not said where they are, and nobody can push to them")
+        return replace(
+            offer,
+            key=key,
+            blocks=(),
+            tokens=request.num_prompt_tokens,
+            first_token=0,
+            group_first_tokens=(),
+            facts=pushed_facts(request),
+            signature=None,
+        )
+
+    def _ticket(self, offer: Offer, starts: tuple[int, ...]) -> Ticket:
+        assert self._roster is not None, "nothing is awaited without it"
+        ticket = Ticket(
+            key=offer.key,
+            roster=self._roster,
+            blocks=(),
+            tokens=offer.tokens,
+            first_token=min(starts),
+            group_first_tokens=starts if len(set(starts)) > 1 else (),
+            facts=offer.facts,
+            ttl_seconds=self._push_seconds,
+            digest_scheme=offer.digest_scheme,
+        )
+        return ticket if self._config.secret is None else ticket.sign(self._config.secret)
+
+    def _begin_push(self, request: EngineRequest) -> None:
+        try:
+            self._outgoing.begin(request, self._work)
+        except KVLinkError as error:
+            _log.warning("request %s is not pushed: %s", request.request_id, error)
+
+    def _standing(self, params: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Transfer parameters for whoever decodes: who we are, and under which key the request is pushed."""
+        if self._roster is None:
+            return None
+        offer = Offer(
+            key=request_key(self._roster.incarnation, STANDING_ID),
+            roster=self._roster,
+            blocks=(),
+            tokens=0,
+            ttl_seconds=self._config.claim_ttl_seconds,
+            digest_scheme=DIGEST_SCHEME if self._config.integrity else None,
+        )
+        if self._config.secret is not None:
+            offer = offer.sign(self._config.secret)
+        return {**offer.to_params(), PUSH_FIELD: params[PUSH_FIELD]}
 
     def _check(self, offer: Offer, request: EngineRequest) -> None:
         """Refuse KV of another model, prompt or adapter."""
@@ -239,7 +306,7 @@ class SchedulerHalf:
         if tokens == 0 or self._roster is None:
             return None
         lists = tuple(tuple(blocks[group.index]) for group in self._groups)
-        starts = tuple(_window_start(group, ids) for group, ids in zip(self._groups, lists, strict=True))
+        starts = tuple(window_start(group, ids) for group, ids in zip(self._groups, lists, strict=True))
         offer = Offer(
             key=_key(self._roster.incarnation, request.request_id),
             roster=self._roster,
@@ -267,36 +334,11 @@ class SchedulerHalf:
             self._work.decline.append(Decline(incoming.offer.to_bytes(), why))
 
 
-def facts_of(request: EngineRequest, tokens: int) -> Facts:
-    """What an engine states of the first ``tokens`` positions of a request: which prompt, and which adapter.
-
-    A prompt given as embeddings has no ids to name it by, and is not stated.
-    """
-    digest = None
-    if request.prompt_token_ids is not None:
-        named = hashlib.sha256(array("q", request.prompt_token_ids[:tokens]).tobytes())
-        for feature in request.mm_features or ():  # images of one size have the same ids
-            if feature.mm_position.offset < tokens:
-                named.update(feature.identifier.encode())
-        digest = named.hexdigest()
-    adapter = NO_ADAPTER if request.lora_request is None else str(request.lora_request.lora_name)
-    return Facts(prompt_digest=digest, adapter=adapter)
-
-
 def _key(incarnation: str, request_id: str) -> str:
     """Request ids may be a client's own text: what cannot be part of a key is named by its digest."""
     if not (request_id.isascii() and request_id.isprintable()) or len(request_id) > MAX_KEY_BYTES // 2:
         request_id = hashlib.sha256(request_id.encode("utf-8", "surrogatepass")).hexdigest()
     return request_key(incarnation, request_id)
-
-
-def _window_start(group: GroupView, blocks: Sequence[int]) -> int:
-    """First position that a block is there for."""
-    gone = 0
-    if group.windowed:
-        while gone < len(blocks) and blocks[gone] == NULL_BLOCK:
-            gone += 1
-    return gone * group.block_size
 
 
 def _refused(request_id: str, error: KVLinkError | None) -> Refused:

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from kvlink.adapters.vllm.messages import Fetch, Publish, StepWork
+from kvlink.adapters.vllm.streams import Streams
 from kvlink.adapters.vllm.tally import Tally
 from kvlink.bridge import Bridge
-from kvlink.errors import CancelledError, ConflictError, KVLinkError
+from kvlink.errors import BusyError, CancelledError, ConflictError, KVLinkError
+from kvlink.limits import PUSH_DEADLINE_SECONDS
 from kvlink.link import Part, State
 from kvlink.protocol import Again, RetryPolicy, again
-from kvlink.wire import Offer, Roster
+from kvlink.wire import Offer, Roster, Ticket
 
 _log: Final = logging.getLogger("kvlink.adapters.vllm")
 
@@ -34,10 +36,14 @@ class Ended:
 
 @dataclass(slots=True)
 class _Load:
-    """A request whose KV is being fetched. Between two tries it has no part, and ``due`` says when the next begins."""
+    """A request whose KV is being fetched, or, with a ticket, is awaited.
+
+    Between two tries it has no part, and ``due`` says when the next begins.
+    """
 
     fetch: Fetch
     offer: Offer
+    ticket: Ticket | None
     began: float
     tries: int = 0
     part: Part | None = None
@@ -53,6 +59,7 @@ class WorkerHalf:
     Args:
         bridge: over this rank's cache; closed by `close`.
         fetch_seconds: bound on one transfer, and on all tries together.
+        push_seconds: the same for what is pushed, with the time that its prefill takes.
         now: monotonic seconds.
         scrub: zeroes the blocks of a load that failed, from its first tokens on. What is left of a load may be spoiled
             or torn, and engines multiply what they mask by zero: a NaN there would reach whoever has the block next.
@@ -66,11 +73,12 @@ class WorkerHalf:
         fetch_seconds: float,
         now: Callable[[], float],
         scrub: Callable[[Fetch], None],
+        push_seconds: float = PUSH_DEADLINE_SECONDS,
         uncovered: Literal["leave", "zero"] = "leave",
     ) -> None:
         self._bridge = bridge
         self._fetch_seconds = fetch_seconds
-        self._policy = RetryPolicy(total_seconds=fetch_seconds)
+        self._push_seconds = push_seconds
         self._now = now
         self._scrub = scrub
         self._uncovered: Literal["leave", "zero"] = uncovered
@@ -78,6 +86,7 @@ class WorkerHalf:
         self._loads: dict[str, _Load] = {}
         self._load_of: dict[Part, _Load] = {}
         self._ended = Ended()
+        self.streams = Streams(bridge, self._sent)
         self.tally = Tally()
 
     @property
@@ -91,9 +100,9 @@ class WorkerHalf:
             self._bridge.set_siblings(Roster.of(work.siblings))
         for publish in work.publish:
             self._publish(publish)
+        self.streams.settle(work)
         for fetch in work.fetch:
-            load = self._loads[fetch.request_id] = _Load(fetch, Offer.from_bytes(fetch.offer), self._now())
-            self._try(load)
+            self._load(fetch)
         for refused in work.refused:
             self._ended.received.add(refused.request_id)
             self._ended.failed.add(refused.request_id)
@@ -110,7 +119,9 @@ class WorkerHalf:
         """What ended since the last call, each id once. Begins the next try of loads that wait for one."""
         for part in self._bridge.poll():
             if part in self._sources:
-                self._sent(part, self._sources.pop(part))
+                self._sent(self._sources.pop(part), part)
+            elif self.streams.owns(part):
+                self.streams.ended(part)
             else:
                 self._tried(part, self._load_of.pop(part))
         for load in [load for load in self._loads.values() if load.part is None and self._now() >= load.due]:
@@ -130,7 +141,7 @@ class WorkerHalf:
         part = self._bridge.publish(Offer.from_bytes(publish.offer))
         self._sources[part] = publish.request_id
 
-    def _sent(self, part: Part, request_id: str) -> None:
+    def _sent(self, request_id: str, part: Part) -> None:
         self._ended.sent.add(request_id)
         self.tally.sent(part.state)
         if part.state is not State.DONE:
@@ -138,15 +149,25 @@ class WorkerHalf:
 
     # --- target -----------------------------------------------------------------------------------------------------
 
+    def _load(self, fetch: Fetch) -> None:
+        ticket = None if fetch.ticket is None else Ticket.from_bytes(fetch.ticket)
+        load = self._loads[fetch.request_id] = _Load(fetch, Offer.from_bytes(fetch.offer), ticket, self._now())
+        self._try(load)
+
     def _try(self, load: _Load) -> None:
         load.tries += 1
-        load.part = self._bridge.fetch(
-            load.offer,
-            load.fetch.blocks,
-            deadline_seconds=self._fetch_seconds,
-            first_token=load.fetch.first_tokens,
-            uncovered=self._uncovered,
-        )
+        if load.ticket is None:
+            load.part = self._bridge.fetch(
+                load.offer,
+                load.fetch.blocks,
+                deadline_seconds=self._fetch_seconds,
+                first_token=load.fetch.first_tokens,
+                uncovered=self._uncovered,
+            )
+        else:
+            load.part = self._bridge.expect(
+                load.ticket, load.offer.roster, load.fetch.blocks, deadline_seconds=self._push_seconds
+            )
         self._load_of[load.part] = load
 
     def _abort(self, request_id: str) -> None:
@@ -169,14 +190,25 @@ class WorkerHalf:
             self.tally.fetched(part, load.tries)
             return
         error = _error_of(part)
-        pause = self._policy.pause(
-            error, tries=load.tries, elapsed_seconds=self._now() - load.began, draw=random.random()  # noqa: S311 - jitter
-        )  # fmt: skip
-        if load.aborted or pause is None or again(error) is not Again.HERE:
+        pause = None if load.aborted else self._pause(load, part, error)
+        if pause is None:
             self._failed(load, error)
         else:
             load.due = self._now() + pause
             _log.info("request %s: try %d failed, another follows: %s", load.fetch.request_id, load.tries, error)
+
+    def _pause(self, load: _Load, part: Part, error: KVLinkError) -> float | None:
+        """How long to wait before the next try, or ``None`` if there is none."""
+        if load.ticket is not None and isinstance(error, CancelledError):
+            # The source took it back: its prefill was preempted, and announces anew, or aborted, and never will.
+            error = BusyError(str(error), retry_after_seconds=0.0)
+            if part.result is not None and part.result.attempts:
+                load.tries = 1  # it had begun, so it was not the last word of an abort
+        if again(error) is not Again.HERE:
+            return None
+        bound = self._fetch_seconds if load.ticket is None else self._push_seconds
+        elapsed, draw = self._now() - load.began, random.random()  # noqa: S311 - jitter
+        return RetryPolicy(total_seconds=bound).pause(error, tries=load.tries, elapsed_seconds=elapsed, draw=draw)
 
     def _failed(self, load: _Load, error: KVLinkError) -> None:
         request_id = load.fetch.request_id
