@@ -59,12 +59,13 @@ class KVDescriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return starts_of_groups(len(self.blocks), first, self.group_first_tokens, group_first_tokens)
 
 
-def check_descriptor(descriptor: KVDescriptor, spec: CacheSpec) -> None:
+def check_descriptor(descriptor: KVDescriptor, spec: CacheSpec, *, stream: bool = False) -> None:
     """Check what a descriptor claims against the source's own cache; touches no payload.
 
     Args:
         descriptor: from a peer or an offer.
         spec: the *source's* spec, whose blocks the descriptor lists.
+        stream: it opens a stream: its block lists are empty, and its tokens the most that may come.
 
     Raises:
         LayoutError: the token range, the deadline, a text or a block list is impossible.
@@ -97,6 +98,10 @@ def check_descriptor(descriptor: KVDescriptor, spec: CacheSpec) -> None:
             "one list a group, in the source's order"
         )
     check_group_first_tokens("descriptor.group_first_tokens", descriptor.group_first_tokens, spec, descriptor.tokens)
+    if stream:
+        if any(descriptor.blocks):
+            raise LayoutError("descriptor.blocks of a stream's beginning hold blocks; they come with its increments")
+        return
     for group, blocks, first in zip(spec.groups, descriptor.blocks, descriptor.starts(), strict=True):
         touched_blocks(group, blocks, first, descriptor.tokens, f"descriptor.blocks of groups.{group.name}")
 

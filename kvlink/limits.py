@@ -126,6 +126,13 @@ MAX_ATTEMPTS_PER_LEG: Final = 8
 PARK_SECONDS: Final = 10.0
 """How long an early ask waits for its source to know the key."""
 MAX_PARKED_ASKS: Final = 1024
+STREAM_WINDOW: Final = 2
+"""Increments of a stream that a source exposes before it hears that they landed; what is ready beyond them waits."""
+MAX_INCREMENTS: Final = 4096
+"""Of one leg's stream; from there on what becomes ready waits for the seal."""
+REST_SECONDS: Final = 60.0
+"""How long a target waits for more of a stream without a word from its source, whose engine may compute as long as it
+lets its source part live."""
 CUT_OFF_GRACE_SECONDS: Final = 0.5
 """Wait for outstanding gets before the endpoint is closed by force."""
 RENEWAL_LINGER_SECONDS: Final = 600.0
@@ -218,5 +225,7 @@ assert max(FETCH_DEADLINE_SECONDS, PUSH_DEADLINE_SECONDS) <= min(MAX_ATTEMPT_SEC
 assert TELL_SECONDS < RETIRE_SECONDS, "a coordinator outlasts the ranks that ask for its word"
 assert RENEWAL_LINGER_SECONDS >= MAX_ATTEMPT_SECONDS, "a fast leg waits for its siblings with its lease held"
 assert RENEWAL_LINGER_SECONDS > COMMIT_TTL_SECONDS, "a commit in time never finds its lease lapsed"
+assert 1 <= STREAM_WINDOW < MAX_INCREMENTS
+assert REST_SECONDS > 3 * MAX_REPEAT_SECONDS, "a source that lives and computes is heard in time"
 assert CLAIM_TTL_SECONDS < RETRY_HORIZON_SECONDS, "a claim that the ledger has forgotten has run out by itself"
 assert MAX_OFFSET_BYTES * 4 < 1 << 63

@@ -13,6 +13,7 @@ from peers import introduce
 from kvlink import errors, limits, wire
 from kvlink.descriptor import Facts, KVDescriptor
 from kvlink.errors import BusyError, FrameError, KVLinkError, MismatchError, SchemaError
+from kvlink.layout import Frontier
 from kvlink.transports.base import TransportFull
 from kvlink.wire import Ack, Address, ErrorInfo, Goodbye, decode, encode, error_to_info, info_to_error
 
@@ -28,7 +29,9 @@ EVERY_MESSAGE = (
     wire.Lease(attempt=1, lease_seconds=2.5, total_bytes=4096, capacity=CAPACITY),
     wire.Parked(attempt=1, park_seconds=10.0),
     wire.Refused(attempt=1, error=INFO, capacity=CAPACITY),
-    wire.Prepared(attempt=1, root=b"12345678"),
+    wire.Advance(attempt=1, number=2, frontier=Frontier(4, 1, 8), blocks=((3,), ()), total_bytes=64, sealed="ab"),
+    wire.Landed(attempt=1, increments=2),
+    wire.Prepared(attempt=1, root=b"12345678", increments=2, content="ab"),
     wire.Commit(attempt=1, ttl_seconds=5.0, root=None),
     wire.Installed(attempt=1),
     wire.NotInstalled(attempt=1, error=INFO),
@@ -70,6 +73,8 @@ def test_every_message_is_decoded_to_what_was_encoded():
         (packed(type="Ack", attempt=1 << 63), SchemaError, "$.attempt"),
         (packed(type="Ack", attempt=True), SchemaError, "$.attempt"),
         (packed(type="Prepared", attempt=1, root=b"short"), SchemaError, "$.root"),
+        (packed(type="Landed", attempt=1, increments=-1), SchemaError, "$.increments"),
+        (packed(type="Landed", attempt=1, increments=1 << 20), SchemaError, "$.increments"),
         (packed(type="Parked", attempt=1, park_seconds=float("nan")), SchemaError, "$.park_seconds"),
         (packed(type="Parked", attempt=1, park_seconds=-1.0), SchemaError, "$.park_seconds"),
         (packed(type="Renew", keys=["k"] * 5000), SchemaError, "$.keys"),

@@ -9,7 +9,7 @@ orders by name.
 from kvlink.layout.alias import Alias, alias_classes, aliases
 from kvlink.layout.blocks import payload_bytes, starts_of_groups, touched_blocks
 from kvlink.layout.check import check_spec
-from kvlink.layout.frontier import Frontier, Rectangle
+from kvlink.layout.frontier import NOTHING, Frontier, Rectangle
 from kvlink.layout.geometry import (
     CacheSpec,
     DType,
@@ -29,6 +29,7 @@ from kvlink.layout.shares import heads_of_rank, layers_of_stage, share_of
 from kvlink.layout.standard import STANDARD_LAYOUTS, standard_spec
 
 __all__ = [
+    "NOTHING",
     "STANDARD_LAYOUTS",
     "Alias",
     "CacheSpec",

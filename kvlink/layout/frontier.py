@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Final, NamedTuple, Self
 
 import msgspec
 
@@ -92,3 +92,7 @@ class Frontier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"those below {self.layers} hold {self.next_tokens}"
             )
         return following
+
+
+NOTHING: Final = Frontier()
+"""No position of any layer."""

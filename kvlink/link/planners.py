@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from kvlink.layout import CacheSpec, GroupShare
-from kvlink.plan import LegPlanner
+from kvlink.plan import IncrementPlanner, LegPlanner
+
+P = TypeVar("P")
 
 _MAX_PLANNERS: Final = 8
 """A pair of ranks has one leg, and another when its engine's set of ranks is told; a peer may ask for any."""
@@ -23,9 +25,10 @@ class Planners:
     def __init__(self, source: CacheSpec, target: CacheSpec) -> None:
         self._source, self._target = source, target
         self._by_leg: dict[tuple[GroupShare, ...], LegPlanner] = {}
+        self._of_streams: dict[tuple[GroupShare, ...], IncrementPlanner] = {}
 
     def of(self, leg_groups: Sequence[GroupShare]) -> LegPlanner:
-        """The planner of a leg, made if need be.
+        """The planner of a leg that is read at once, made if need be.
 
         Raises:
             MismatchError, UnsupportedError: as `LegPlanner`.
@@ -34,7 +37,25 @@ class Planners:
         planner = self._by_leg.get(leg)
         if planner is None:
             planner = LegPlanner(self._source, self._target, leg)
-            if len(self._by_leg) >= _MAX_PLANNERS:
-                self._by_leg.clear()
-            self._by_leg[leg] = planner
+            _keep(self._by_leg, leg, planner)
         return planner
+
+    def of_stream(self, leg_groups: Sequence[GroupShare]) -> IncrementPlanner:
+        """The planner of a leg that is read increment by increment, made if need be.
+
+        Raises:
+            MismatchError, UnsupportedError: as `LegPlanner`.
+        """
+        leg = tuple(leg_groups)
+        planner = self._of_streams.get(leg)
+        if planner is None:
+            self.of(leg)  # what is wrong with the leg is said before any increment
+            planner = IncrementPlanner(self._source, self._target, leg)
+            _keep(self._of_streams, leg, planner)
+        return planner
+
+
+def _keep(planners: dict[tuple[GroupShare, ...], P], leg: tuple[GroupShare, ...], planner: P) -> None:
+    if len(planners) >= _MAX_PLANNERS:
+        planners.clear()
+    planners[leg] = planner

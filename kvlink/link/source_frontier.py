@@ -60,11 +60,15 @@ def _check_blocks(
     for group, ids, first, known in zip(spec.groups, blocks, firsts, before, strict=True):
         where = f"source blocks of groups.{group.name}"
         if group.indexed_by is IndexedBy.ENTRY:
-            continue
-        touched_blocks(group, ids, min(first, frontier.next_tokens), frontier.next_tokens, where)
-        begin, end = first // group.block_size, -(-work.frontier.next_tokens // group.block_size)
-        if known[begin:end] != ids[begin:end]:
-            raise LayoutError(f"{where}: entries [{begin}, {end}) hold positions that were ready in other blocks")
+            end = len(known) if work.frontier.next_tokens == work.max_tokens else 0
+            complete = end == 0 or len(ids) == end
+        else:
+            touched_blocks(group, ids, min(first, frontier.next_tokens), frontier.next_tokens, where)
+            end, complete = -(-work.frontier.next_tokens // group.block_size), True
+        if not complete or known[:end] != ids[:end]:
+            raise LayoutError(
+                f"{where}: the first {end} entries hold what was ready in other blocks; only append to them"
+            )
 
 
 def final_descriptor(work: SourceWork, spec: CacheSpec, *, integrity: bool) -> KVDescriptor:

@@ -20,15 +20,16 @@ from kvlink.errors import (
     GpuError,
     KVLinkError,
 )
-from kvlink.layout import Frontier
+from kvlink.layout import NOTHING, Frontier
 from kvlink.link.coordinator import Coordinator
 from kvlink.link.machine import Machine
 from kvlink.link.part import LivePart, Part, State
 from kvlink.link.recovery import Recovery
 from kvlink.link.sessions import Session, Sessions
 from kvlink.link.source_early import Early
-from kvlink.link.source_frontier import final_descriptor, frontier_after
+from kvlink.link.source_frontier import descriptor_of, final_descriptor, frontier_after
 from kvlink.link.source_leases import Leases
+from kvlink.link.source_streams import Streams
 from kvlink.link.source_work import SourceWork
 from kvlink.protocol import End, SourceEvent, SourcePhase
 from kvlink.wire import (
@@ -39,6 +40,7 @@ from kvlink.wire import (
     ErrorInfo,
     Expect,
     Installed,
+    Landed,
     NotInstalled,
     Prepared,
     Refused,
@@ -85,6 +87,7 @@ class SourceHalf:
             rank, tasks, reading=False, on_message=self._on_message, on_up=self._on_up, on_down=self._on_down
         )
         self._leases = Leases(rank, self.sessions, blocks, counters, self._feed)
+        self._streams = Streams(rank, self.sessions, self._leases, self._fail_work)
         self.recovery = Recovery(rank, self.sessions, counters, self._works)
         self.early = Early(rank, self.sessions, self._leases, counters)
         self.coordinator = Coordinator(rank, self.sessions, timing)
@@ -154,8 +157,11 @@ class SourceHalf:
         work = self._works.get(part.key)
         if work is None or work.part is not part or part.state.ended:
             return False
-        self._feed(work, protocol.Cancel(protocol.failure_of(error_to_info(error))))
+        self._fail_work(work, error)
         return True
+
+    def _fail_work(self, work: SourceWork, error: KVLinkError) -> None:
+        self._feed(work, protocol.Cancel(protocol.failure_of(error_to_info(error))))
 
     def stop(self) -> None:
         """No more timers."""
@@ -208,14 +214,34 @@ class SourceHalf:
 
     def _offer(self, work: SourceWork, descriptor: KVDescriptor) -> None:
         """All of it is in place: whoever asks may read."""
-        work.descriptor = descriptor
+        work.descriptor, work.digest = descriptor, descriptor_digest(descriptor)
+        work.visible, work.sealed_at = work.frontier, self._loop.time()
         work.part.rise(State.READY)
-        self._feed(work, protocol.Seal(descriptor_digest(descriptor)))
+        opening = None if work.offer is not None else self._opening(work)
+        self._feed(work, protocol.Seal(work.digest, work.visible, opening))
 
-    @staticmethod
-    def _advance(work: SourceWork, frontier: Frontier) -> None:
-        """The engine's work up to here is done."""
+    def _advance(self, work: SourceWork, frontier: Frontier) -> None:
+        """The engine's work up to here is done. What it says in one turn of the loop is told at once."""
         work.visible = frontier
+        if not work.advancing:
+            work.advancing = True
+            self._loop.call_soon(self._tell_advance, work)
+
+    def _tell_advance(self, work: SourceWork) -> None:
+        work.advancing = False
+        if work.part.state.ended or work.descriptor is not None or work.blocks is None or work.visible == NOTHING:
+            return
+        work.part.rise(State.READY)
+        self._feed(work, protocol.Advanced(work.visible, self._opening(work)))
+
+    def _opening(self, work: SourceWork) -> str:
+        """The digest of a stream's beginning; made with its first word."""
+        if work.opening is None:
+            spec, integrity = self._rank.caches.spec, self._rank.config.integrity
+            none: tuple[BlockList, ...] = tuple(() for _ in spec.groups)
+            work.opening = descriptor_of(work, spec, work.max_tokens, none, integrity=integrity)
+            work.opening_digest = descriptor_digest(work.opening)
+        return work.opening_digest
 
     def _in_turn(self, work: SourceWork, after: Moment | None, act: Callable[[], None]) -> None:
         """Act once the engine's work is done, and what was said before of this part has been acted on."""
@@ -262,7 +288,7 @@ class SourceHalf:
                         self._feed(work, protocol.RenewHold())
             case Decline(key=key, why=why, unread=unread):
                 self._declined(key, protocol.DeclineArrived(peer, why, unread))
-            case Prepared() | Installed() | NotInstalled():
+            case Landed() | Prepared() | Installed() | NotInstalled():
                 self._about_attempt(session, message)
             case Stands():
                 self.coordinator.hears(session.place, message)
@@ -284,7 +310,7 @@ class SourceHalf:
         refusal = None
         if attempt not in work.attempts:
             work.asks[attempt] = ask
-            if work.descriptor is not None:
+            if work.descriptor is not None or work.streams_to(ask):
                 refusal = self._leases.verdict(work, session, ask)
         if refusal is not None:
             self._counters.asks_refused += 1
@@ -334,7 +360,7 @@ class SourceHalf:
             return
         self.early.keep(session.peer, ticket)
 
-    def _about_attempt(self, session: Session, message: Prepared | Installed | NotInstalled) -> None:
+    def _about_attempt(self, session: Session, message: Landed | Prepared | Installed | NotInstalled) -> None:
         peer, attempt = session.peer, message.attempt
         work = self._leases.of(peer, attempt)
         if isinstance(message, NotInstalled):
@@ -345,10 +371,14 @@ class SourceHalf:
             for action in protocol.answer_unknown(peer, message):
                 self.sessions.send(peer, action.message)
             return
+        if isinstance(message, Landed | Prepared):
+            for landed in self._streams.landed(work, peer, message):
+                self._feed(work, landed)
         if isinstance(message, Prepared):
             held, root = self._leases.state(work, (peer, attempt))
-            self._feed(work, protocol.PreparedArrived(peer, attempt, message.root, held, root))
-        else:
+            counts = message.increments, message.content
+            self._feed(work, protocol.PreparedArrived(peer, attempt, message.root, held, root, *counts))
+        elif not isinstance(message, Landed):
             self._feed(work, protocol.Received(peer, message))
 
     def _on_up(self, session: Session) -> None:
@@ -383,6 +413,10 @@ class SourceHalf:
         self._counters.leases_lapsed += 1
         if (work := self._leases.of(session.peer, attempt)) is not None:
             self._feed(work, protocol.LeaseLapsed(session.peer, attempt))
+            return
+        for work in list(self._works.values()):
+            if (streaming := self._streams.attempt_of(work, session.peer, attempt)) is not None:
+                self._feed(work, protocol.LeaseLapsed(session.peer, streaming))
 
     def _unpark(self, key: str) -> None:
         for peer, ask in self.early.asks.take(key):
@@ -398,15 +432,20 @@ class SourceHalf:
         match action:
             case protocol.Send(peer=peer, message=message):
                 self.sessions.send(peer, message)
-            case protocol.Expose(peer=peer, attempt=attempt):
-                self._leases.expose(work, peer, attempt)
+            case protocol.Expose(peer=peer, attempt=attempt, stream=stream):
+                self._leases.expose(work, peer, attempt, stream=stream)
+            case protocol.ExposeIncrement():
+                self._streams.expose(work, action)
+            case protocol.SendAdvance(peer=peer, attempt=attempt, number=number):
+                self._streams.send(work, peer, attempt, number)
             case protocol.SendLease(peer=peer, attempt=attempt):
                 self._leases.send(work, peer, attempt)
             case protocol.Withdraw(peer=peer, attempt=attempt):
                 self._leases.withdraw(work, peer, attempt)
             case protocol.SendAnnounce(peer=peer):
-                if work.descriptor is not None:
-                    self.sessions.send(peer, Announce(key=work.key, descriptor=work.descriptor))
+                claim, stream = work.descriptor or work.opening, work.descriptor is None
+                if claim is not None:
+                    self.sessions.send(peer, Announce(key=work.key, descriptor=claim, stream=stream))
             case protocol.ParkAsk(peer=peer, attempt=attempt):
                 self.early.park(peer, work.asks[peer, attempt])
             case protocol.Unpark():

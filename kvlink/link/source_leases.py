@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from kvlink import limits, protocol
 from kvlink.descriptor import check_group_first_tokens
 from kvlink.errors import BusyError, KVLinkError, PeerLostError, SchemaError, UnknownRequestError
+from kvlink.link.source_outgoing import Exposed, Outgoing
 from kvlink.link.source_work import Attempt, SourceWork
+from kvlink.plan import CopyPlan
 from kvlink.transports.base import Exposure
 from kvlink.wire import Ask, Capacity, ErrorInfo, Lease, error_to_info
 
@@ -76,35 +78,52 @@ class Leases:
                     f"{capacity.leased_blocks} blocks are leased, of {self._rank.config.max_leased_blocks}",
                     retry_after_seconds=limits.BUSY_HINT_SECONDS,
                 )
-            if not ask.descriptor.first_token <= ask.first_token <= ask.descriptor.tokens:
-                raise SchemaError(f"first_token {ask.first_token} lies outside of what is offered")
-            if work.descriptor is None or work.blocks is None:
-                raise UnknownRequestError("not sealed yet")
-            own = self._rank.caches.spec
-            check_group_first_tokens("ask.group_first_tokens", ask.group_first_tokens, own, work.frontier.tokens)
-            starts = work.descriptor.starts(ask.first_token, ask.group_first_tokens)
-            planner = session.planners.of(ask.leg)
-            plan = planner.plan(work.blocks, None, first_token=starts, tokens=work.frontier.tokens)
+            plan = self._plan(work, session, ask)
         except KVLinkError as error:
             return error_to_info(error)
         self._active += (session.peer, ask.attempt) not in work.plans
         work.plans[session.peer, ask.attempt] = plan
         return None
 
+    def _plan(self, work: SourceWork, session: Session, ask: Ask) -> CopyPlan:
+        """What the attempt may read at once; nothing, if it will read increment by increment."""
+        descriptor = work.opening if work.streams_to(ask) else work.descriptor
+        if descriptor is None or work.blocks is None:
+            raise UnknownRequestError("not sealed yet")
+        if not descriptor.first_token <= ask.first_token <= descriptor.tokens:
+            raise SchemaError(f"first_token {ask.first_token} lies outside of what is offered")
+        own = self._rank.caches.spec
+        check_group_first_tokens("ask.group_first_tokens", ask.group_first_tokens, own, descriptor.tokens)
+        starts = descriptor.starts(ask.first_token, ask.group_first_tokens)
+        if descriptor is work.opening:
+            work.outgoing[session.peer, ask.attempt] = Outgoing(
+                session.planners.of_stream(ask.leg), starts, [[] for _ in own.groups]
+            )
+            return CopyPlan((), 0)
+        planner = session.planners.of(ask.leg)
+        return planner.plan(work.blocks, None, first_token=starts, tokens=descriptor.tokens)
+
     def drop_unless_leased(self, work: SourceWork, attempt: Attempt) -> None:
         """An ask was parked, refused or stale: nothing of it is needed any more."""
         if attempt not in work.attempts:
             work.asks.pop(attempt, None)
+            work.outgoing.pop(attempt, None)
             self._active -= work.plans.pop(attempt, None) is not None
 
-    def expose(self, work: SourceWork, peer: str, attempt: int) -> None:
+    def expose(self, work: SourceWork, peer: str, attempt: int, *, stream: bool) -> None:
         """Ownership is recorded before anything can be read (B8)."""
         key = (peer, attempt)
-        ask, plan = work.asks[key], work.plans[key]
         self._blocks.lease(key, work.key)
         work.attempts.add(key)
         self._of_attempt[key] = work
         self._counters.leases_granted += 1
+        if not stream and (exposed := self.let_read(work, key, attempt, work.plans[key])) is not None:
+            work.exposed[key] = exposed
+
+    def let_read(self, work: SourceWork, key: Attempt, number: int, plan: CopyPlan) -> Exposed | None:
+        """Expose a plan to an attempt under this number; ``None`` if it cannot be, and then its lease has lapsed."""
+        peer, attempt = key
+        ask = work.asks[key]
         session = self._sessions.get(peer)
         try:
             if session is None:
@@ -112,7 +131,7 @@ class Leases:
             session.pump.transport.expose(
                 Exposure(
                     peer=session.wire_name,
-                    attempt=attempt,
+                    attempt=number,
                     plan=plan,
                     lease_seconds=self._rank.config.lease_seconds,
                     integrity=ask.integrity,
@@ -122,11 +141,10 @@ class Leases:
         except KVLinkError as error:
             _log.info("attempt %d of %s cannot be exposed: %s", attempt, peer, error)
             self._feed(work, protocol.LeaseLapsed(peer, attempt))
-            return
-        capabilities = session.pump.transport.capabilities()
-        work.transport, work.reason = capabilities.name, session.reason
+            return None
+        work.transport, work.reason = session.pump.transport.capabilities().name, session.reason
         work.target = session.place
-        work.exposed[key] = (session.pump, session.wire_name)
+        return session.pump, session.wire_name
 
     def send(self, work: SourceWork, peer: str, attempt: int) -> None:
         """Tell the target that it may read; nothing, if that was exposed once and withdrawn since."""
@@ -145,7 +163,12 @@ class Leases:
 
     @staticmethod
     def state(work: SourceWork, attempt: Attempt) -> tuple[bool, bytes | None]:
-        """The transport's verdict on a lease, taken natively, now: whether it held, and the source's root digest."""
+        """The transport's verdict on a lease, taken natively, now: whether it held, and the source's root digest.
+
+        A stream's increments were judged one by one, as they landed.
+        """
+        if attempt in work.outgoing:
+            return True, None
         exposed = work.exposed.get(attempt)
         if exposed is None:
             return False, None
@@ -160,10 +183,11 @@ class Leases:
             pump, wire_name = exposed
             pump.transport.withdraw(wire_name, attempt)
         work.asks.pop(key, None)
+        streamed = 0 if (outgoing := work.outgoing.pop(key, None)) is None else outgoing.end()
         if (plan := work.plans.pop(key, None)) is not None:
             self._active -= 1
             self._blocks.end_lease(key)
-            work.moved[peer] = plan.total_bytes
+            work.moved[peer] = plan.total_bytes + streamed
 
     def __len__(self) -> int:
         return len(self._of_attempt)

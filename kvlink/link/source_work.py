@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from kvlink.descriptor import Facts
-from kvlink.layout import Frontier
+from kvlink.descriptor import Facts, descriptor_digest
+from kvlink.layout import NOTHING, Frontier
 from kvlink.link.part import LivePart, Result
 from kvlink.link.target_work import STATE_OF_END
 from kvlink.protocol import End, SourceEvent, SourcePart
@@ -18,16 +18,13 @@ if TYPE_CHECKING:
     from kvlink.descriptor import BlockList, FirstTokens, KVDescriptor
     from kvlink.layout import Place
     from kvlink.link.machine import Machine
-    from kvlink.link.pump import Pump
+    from kvlink.link.source_outgoing import Exposed, Outgoing
     from kvlink.plan import CopyPlan
     from kvlink.relayout.gpu import Moment
     from kvlink.wire import Offer
 
 Attempt: TypeAlias = tuple[str, int]
 """Peer and attempt."""
-
-NOTHING: Final = Frontier()
-"""No position of any layer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +44,10 @@ class SourceWork:
         offer: what was published, if it was an offer.
         family: keys of the offer and its replicas, if it has any.
         target: a rank of the engine that was leased to last.
+        opening: what a stream begins with: no blocks, and the most tokens; once something is ready.
+        opening_digest: of that.
         descriptor: what is offered, once sealed and computed.
+        digest: of that.
         sealed: nothing more will become ready.
         held: its blocks are.
         turns: what the engine has said and is not acted on yet, each with the GPU work that it comes after.
@@ -55,6 +55,9 @@ class SourceWork:
         asks: from an ask's arrival to its lease's end.
         plans: likewise, once it can be leased.
         exposed: under which of a transport's names an attempt reads.
+        outgoing: what each attempt was told of its stream, if it reads one; else it is not among them.
+        advancing: the machine will be told of what has become visible.
+        sealed_at: when the seal was acted on, on the loop's clock.
         attempts: every attempt that was leased.
         moved: payload bytes by target rank.
         transport, reason: what carried it, and why.
@@ -72,18 +75,28 @@ class SourceWork:
     offer: Offer | None = None
     family: tuple[str, ...] = ()
     target: Place | None = None
+    opening: KVDescriptor | None = None
+    opening_digest: str = ""
     descriptor: KVDescriptor | None = None
+    digest: str = ""
     sealed: bool = False
     held: bool = False
     turns: deque[tuple[Moment | None, Callable[[], None]]] = field(default_factory=deque)
     machine: Machine[SourcePart, SourceEvent] | None = None
     asks: dict[Attempt, Ask] = field(default_factory=dict)
     plans: dict[Attempt, CopyPlan] = field(default_factory=dict)
-    exposed: dict[Attempt, tuple[Pump, str]] = field(default_factory=dict)
+    exposed: dict[Attempt, Exposed] = field(default_factory=dict)
+    outgoing: dict[Attempt, Outgoing] = field(default_factory=dict)
+    advancing: bool = False
+    sealed_at: float | None = None
     attempts: set[Attempt] = field(default_factory=set)
     moved: dict[str, int] = field(default_factory=dict)
     transport: str = ""
     reason: str = ""
+
+    def streams_to(self, ask: Ask) -> bool:
+        """Whether an ask is for the stream: it knows its beginning only."""
+        return self.opening is not None and descriptor_digest(ask.descriptor) == self.opening_digest
 
     def result(self, end: End, error: ErrorInfo | None, now: float) -> Result:
         """How it ended, for the embedder."""
@@ -98,4 +111,5 @@ class SourceWork:
             transport=self.transport,
             transport_reason=self.reason,
             integrity=self.descriptor is not None and self.descriptor.digest_scheme is not None,
+            phases={} if self.sealed_at is None else {"exposed": now - self.sealed_at},
         )

@@ -33,12 +33,14 @@ from kvlink.link.target_calls import Calls
 from kvlink.link.target_legs import Legs
 from kvlink.link.target_reads import Reads
 from kvlink.link.target_siblings import Siblings
-from kvlink.link.target_work import LegWork, TargetWork, plan_of, starts_of
+from kvlink.link.target_streams import Incomings
+from kvlink.link.target_work import LegWork, TargetWork, plan_of, size_mismatch, starts_of
 from kvlink.memory.ledger import ReservationState
 from kvlink.protocol import End, Failure, TargetPhase
 from kvlink.relayout import native_plan, uncovered_stretches, zero_uncovered
 from kvlink.wire import (
     Ack,
+    Advance,
     Announce,
     AnyMessage,
     Commit,
@@ -93,6 +95,7 @@ class TargetHalf:
         )
         self._calls = Calls(self.sessions, tasks)
         self._reads = Reads(rank, self.sessions, counters, self._feed)
+        self._incomings = Incomings(rank, self.sessions, self._reads, self._feed)
         self._siblings = Siblings(rank, self.sessions, self._calls)
 
     @property
@@ -290,12 +293,16 @@ class TargetHalf:
         began = self._loop.time()
         own = self._rank.caches.spec
         for leg, session in zip(legs, sessions, strict=True):
-            check_descriptor(descriptor, session.spec)
-            leg.plan = plan_of(leg, session, own, work, descriptor)
-            if self._rank.gpu is not None:
-                self._rank.gpu.prepare(native_plan(leg.plan))
+            check_descriptor(descriptor, session.spec, stream=work.streams)
             capabilities = session.pump.transport.capabilities()
             work.transport, work.transport_reason = capabilities.name, session.reason
+            if work.streams:
+                self._incomings.open(work, leg, session, descriptor)
+                continue
+            leg.plan = plan_of(leg, session, own, work, descriptor)
+            leg.total_bytes = leg.plan.total_bytes
+            if self._rank.gpu is not None:
+                self._rank.gpu.prepare(native_plan(leg.plan))
             work.path, work.path_reason = session.pump.transport.path(leg.plan, session.wire_name)
         if work.uncovered == "zero":
             self._zero_uncovered(work, descriptor.tokens)
@@ -315,6 +322,7 @@ class TargetHalf:
         for leg in legs:
             self._last_attempt += 1
             leg.attempt = self._last_attempt
+            self._last_attempt += limits.MAX_INCREMENTS if work.streams else 0
             work.legs[leg.attempt] = leg
             self._of_attempt[leg.attempt] = work
         self._counters.attempts_started += len(work.legs)
@@ -325,6 +333,7 @@ class TargetHalf:
             now=now,
             timing=self._timing,
             siblings=self._siblings.membership(work, legs[0].attempt) if work.together else None,
+            stream=work.streams,
         )
         work.marks["asked"] = now
         act, settle = partial(self._act, work), partial(self._settle, work)
@@ -381,7 +390,7 @@ class TargetHalf:
         try:
             ticket, descriptor = work.ticket, message.descriptor
             compare_facts(descriptor.facts, ticket.facts, source_peer=work.roster.engine)
-            if descriptor.tokens > ticket.tokens:
+            if descriptor.tokens > ticket.tokens and not message.stream:
                 raise LayoutError(
                     f"{descriptor.tokens} tokens are announced; the ticket has room for {ticket.tokens}",
                     request_id=work.key,
@@ -389,7 +398,7 @@ class TargetHalf:
         except KVLinkError as error:
             self._end_early(work, protocol.failure_of(error_to_info(error)))
             return
-        work.descriptor = descriptor
+        work.descriptor, work.streams = descriptor, message.stream
         self._ledger.content(work.key, descriptor_digest(descriptor))
         self._tasks.start(self._prepare(work), f"pushed {work.key}")
 
@@ -403,7 +412,7 @@ class TargetHalf:
                 work = self._works.get(key)
                 if work is not None and work.machine is None and session.peer in self._peers_of(work):
                     self._end_early(work, protocol.failure_of(error))
-            case Lease() | Parked() | Refused() | Commit() | Revoked() | Ack():
+            case Lease() | Parked() | Refused() | Advance() | Commit() | Revoked() | Ack():
                 work = self._of_attempt.get(message.attempt)
                 if work is None or work.machine is None:
                     self._counters.messages_late += 1
@@ -430,6 +439,8 @@ class TargetHalf:
         match message:
             case Lease():
                 work.phases["reserve"] = now - work.marks["asked"]
+            case Advance(sealed=str()):
+                work.marks.setdefault("sealed", now)
             case Commit():
                 work.phases["commit"] = now - work.marks.get("landed", now)
 
@@ -472,7 +483,7 @@ class TargetHalf:
 
     # --- the machine's actions ------------------------------------------------------------------------------------
 
-    def _act(self, work: TargetWork, action: Action) -> None:  # noqa: C901 - one case an action
+    def _act(self, work: TargetWork, action: Action) -> None:  # noqa: C901, PLR0912 - one case an action
         match action:
             case protocol.Send(peer=peer, message=message) if isinstance(message, Stands):
                 self._siblings.send(action)
@@ -485,14 +496,17 @@ class TargetHalf:
                     self.sessions.send(peer, ask)
             case protocol.StartRead(attempt=attempt, lease=lease):
                 work.part.rise(State.MOVING)
-                self._reads.start(work, work.legs[attempt], lease.total_bytes)
+                self._start(work, work.legs[attempt], lease)
+            case protocol.StartIncrement(attempt=attempt, advance=advance):
+                work.part.rise(State.MOVING)
+                self._incomings.start(work, work.legs[attempt], advance)
             case protocol.CutOff(attempt=attempt):
                 work.part.rise(State.DRAINING)
                 self._drain(work)
                 self._reads.cut_off(work, work.legs[attempt])
-            case protocol.StopRenewing(attempt=attempt):
+            case protocol.StopRenewing(attempt=attempt, increments=increments):
                 # A timer's turn comes after whoever waits for the result: the engine's thread would run before it.
-                self._loop.call_later(0, self._reads.forget, work.legs[attempt])
+                self._loop.call_later(0, self._reads.forget, work.legs[attempt], increments)
             case protocol.Install():
                 self._install(work)
             case protocol.Show():
@@ -504,6 +518,14 @@ class TargetHalf:
                 self._report(work, end, error)
             case _:
                 raise AssertionError(f"a target machine does not do {action}")
+
+    def _start(self, work: TargetWork, leg: LegWork, lease: Lease) -> None:
+        """Read a whole leg."""
+        if leg.plan is None or lease.total_bytes != leg.total_bytes:
+            mismatch = size_mismatch(leg, lease.total_bytes, leg.total_bytes, str(self._rank.caches.spec.place))
+            self._feed(work, protocol.ReadEnded(leg.attempt, error=error_to_info(mismatch)))
+            return
+        self._reads.start(work, leg, leg.plan)
 
     def _settle(self, work: TargetWork) -> None:
         """A machine may close in a step that asks for nothing: the last acknowledgement."""
@@ -524,7 +546,10 @@ class TargetHalf:
         self._blocks.land(work.key)
         if not work.together:
             self._blocks.install(work.key)
-        work.phases["install"] = self._loop.time() - began
+        now = self._loop.time()
+        work.phases["install"] = now - began
+        if work.streams:
+            work.phases["exposed"] = now - work.marks["sealed"]
         self._feed(work, protocol.InstallDone())
 
     def _feed(self, work: TargetWork, event: protocol.TargetEvent) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kvlink import limits, protocol
 from kvlink.errors import DeadlineError, TransportError
-from kvlink.link.target_work import LegWork, TargetWork, read_error, size_mismatch
+from kvlink.link.target_work import LegWork, TargetWork, read_error
 from kvlink.transports.base import Completion, Outcome, Read, TransportFull
 from kvlink.wire import error_to_info
 
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from kvlink.link.rank import LocalRank
     from kvlink.link.sessions import Sessions
     from kvlink.observe import Counters
+    from kvlink.plan import CopyPlan
 
 Feed = Callable[[TargetWork, protocol.TargetEvent], None]
 
 
 class Reads:
-    """Carries out `StartRead` and `CutOff`, and answers each with its one event. `TargetHalf` only.
+    """Carries out `StartRead` and `CutOff`, and answers each with its one event. `TargetHalf` and `Incomings` only.
 
     Args:
         rank: ourselves.
@@ -42,7 +43,7 @@ class Reads:
         self._counters = counters
         self._feed = feed
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[TargetWork, LegWork]] = deque()
+        self._waiting: deque[tuple[TargetWork, LegWork, CopyPlan, int]] = deque()
         self._placed = 0
         self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
 
@@ -54,19 +55,19 @@ class Reads:
 
         Cancelling it leaves the queue.
         """
-        count = len(legs)
+        count = sum(leg.wanted_places for leg in legs)
         if self._fits(count) and not self._queue:
             self._placed += count
         else:
             await self._turn(work, count)
         for leg in legs:
-            leg.placed = True
+            leg.places = leg.wanted_places
 
     def leave(self, legs: Iterable[LegWork]) -> None:
         """These read no more, or never will: whoever waits may have their places. Idempotent."""
         for leg in legs:
-            self._placed -= leg.placed
-            leg.placed = False
+            self._placed -= leg.places
+            leg.places = 0
         while self._queue and (self._queue[0][1].done() or self._fits(self._queue[0][0])):
             count, turn = self._queue.popleft()
             if not turn.done():
@@ -94,22 +95,21 @@ class Reads:
             text = f"{self._placed} legs of other requests read, as many as there is room for; try again later"
             raise DeadlineError(text, request_id=work.key, stage="queue") from None
 
-    def start(self, work: TargetWork, leg: LegWork, total_bytes: int) -> None:
-        """Read a leg of which the source counts ``total_bytes``."""
+    def start(self, work: TargetWork, leg: LegWork, plan: CopyPlan, increment: int = 0) -> None:
+        """Read a leg, or one increment of it; to the transport that is an attempt with a number of its own."""
         session = self._sessions.get(leg.peer)
-        if leg.plan is None or session is None:
+        if session is None:
             error = TransportError(f"no session with {leg.peer} to read from")
-            self._feed(work, protocol.ReadEnded(leg.attempt, error=error_to_info(error)))
+            self._feed(work, protocol.ReadEnded(leg.attempt, error=error_to_info(error), number=increment))
             return
-        if total_bytes != leg.plan.total_bytes:
-            mismatch = size_mismatch(leg, total_bytes, leg.plan.total_bytes, str(self._rank.caches.spec.place))
-            self._feed(work, protocol.ReadEnded(leg.attempt, error=mismatch))
+        if increment and not plan.total_bytes:
+            self._feed(work, protocol.ReadEnded(leg.attempt, number=increment))
             return
         config = self._rank.config
         read = Read(
             peer=session.wire_name,
-            attempt=leg.attempt,
-            plan=leg.plan,
+            attempt=leg.attempt + increment,
+            plan=plan,
             integrity=work.integrity(config),
             chunk_leaves=config.chunk_leaves,
             max_rereads=config.max_rereads_per_chunk,
@@ -117,59 +117,70 @@ class Reads:
         try:
             op = session.pump.transport.read(read)
         except TransportFull:
-            self._waiting.append((work, leg))
+            self._waiting.append((work, leg, plan, increment))
             return
         except TransportError as error:
-            self._feed(work, protocol.ReadEnded(leg.attempt, error=error_to_info(error)))
+            self._feed(work, protocol.ReadEnded(leg.attempt, error=error_to_info(error), number=increment))
             return
-        leg.wire_name, leg.reading = session.wire_name, True
-        session.pump.on(op, partial(self._ended, work, leg))
+        leg.wire_name = session.wire_name
+        leg.reading.add(read.attempt)
+        session.pump.on(op, partial(self._ended, work, leg, increment))
 
     def cut_off(self, work: TargetWork, leg: LegWork) -> None:
         """Nothing lands after `CutOffDone`: either no get is outstanding, or the transport says when none is."""
         leg.cutting = True
+        self.forget(leg)
         if not leg.reading:
             self.leave((leg,))
-            self.forget(leg)
             self._feed(work, protocol.CutOffDone(leg.attempt))
             return
+        self._cut(leg, leg.reading)
+
+    def forget(self, leg: LegWork, increments: int | None = None) -> None:
+        """End the leases' renewals for what reads no more: all of it, or of a stream the first ``increments``."""
+        last = None if increments is None else leg.attempt + increments
+        over = {number for number in leg.renewed if last is None or number <= last}
+        leg.renewed -= over
+        self._cut(leg, over)
+
+    def _cut(self, leg: LegWork, numbers: Iterable[int]) -> None:
+        """Without a session its end has the transport cut everything off, and READ completions follow."""
         session = self._sessions.of_wire_name(leg.wire_name)
         if session is not None:
-            session.pump.transport.cut_off(leg.wire_name, leg.attempt)
-        # else the session's end has the transport cut everything off, and the READ completion follows
+            for number in numbers:
+                session.pump.transport.cut_off(leg.wire_name, number)
 
-    def forget(self, leg: LegWork) -> None:
-        """End the lease's renewals for an attempt that reads no more."""
-        session = self._sessions.of_wire_name(leg.wire_name)
-        if session is not None:
-            session.pump.transport.cut_off(leg.wire_name, leg.attempt)
-
-    def _ended(self, work: TargetWork, leg: LegWork, completion: Completion) -> None:
+    def _ended(self, work: TargetWork, leg: LegWork, increment: int, completion: Completion) -> None:
+        leg.reading.discard(leg.attempt + increment)
+        leg.renewed.add(leg.attempt + increment)
         work.read_ended(leg, completion)
-        self.leave((leg,))
+        if leg.stream is None or (leg.cutting and not leg.reading):
+            self.leave((leg,))
         work.marks["landed"] = self._loop.time()
         self._counters.bytes_moved += completion.bytes_moved
         self._counters.chunks_reread += completion.rereads
         ended = self._sessions.of_wire_name(leg.wire_name) is None
         error = read_error(completion, leg, session_ended=ended)
         root = None if completion.root is None else completion.root.to_bytes(8, "little")
-        event = protocol.ReadEnded(leg.attempt, root=root, error=error)
+        event = protocol.ReadEnded(leg.attempt, root=root, error=error, number=increment)
         if completion.outcome is Outcome.SOURCE_FAILED and not (ended or leg.cutting):
             # The source says why (cancelled, lapsed) on the control connection, which may be slower than the channel
             # on which it refuses to be read.
             self._loop.call_later(limits.SOURCE_WORD_SECONDS, self._feed, work, event)
         else:
             self._feed(work, event)
-        if leg.cutting:  # the cut-off waited for this: a READ completion means that nothing is outstanding
+        if leg.cutting and not leg.reading:
+            # The cut-off waited for this: READ completions mean that nothing is outstanding.
+            self.forget(leg)
             self._feed(work, protocol.CutOffDone(leg.attempt))
         self._start_waiting()
 
     def _start_waiting(self) -> None:
         """There is room for a read: start one that waits. Those that cannot start any more make room for the next."""
         for _ in range(len(self._waiting)):
-            work, leg = self._waiting.popleft()
-            if not leg.cutting and leg.plan is not None:
+            work, leg, plan, increment = self._waiting.popleft()
+            if not leg.cutting:
                 waiting = len(self._waiting)
-                self.start(work, leg, leg.plan.total_bytes)
-                if leg.reading or len(self._waiting) > waiting:
+                self.start(work, leg, plan, increment)
+                if leg.attempt + increment in leg.reading or len(self._waiting) > waiting:
                     break

@@ -72,4 +72,6 @@ class Siblings:
 def _content(work: TargetWork) -> str:
     """Source and content: what siblings must have in common."""
     source = f"{work.roster.engine}@{work.roster.incarnation}"
+    if work.ticket is not None:  # what is pushed may still be computed: its source seals it once, for all ranks
+        return f"{source} pushes {work.key}"
     return source if work.descriptor is None else f"{source} {descriptor_digest(work.descriptor)}"

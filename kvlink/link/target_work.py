@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kvlink.layout import CacheSpec, GroupShare
     from kvlink.link.machine import Machine
     from kvlink.link.sessions import Session
+    from kvlink.link.target_incoming import Incoming
     from kvlink.relayout.gpu import Moment
     from kvlink.transports.base import Completion
     from kvlink.wire import Claim, Offer, Roster, Ticket
@@ -48,7 +49,17 @@ PHASES = ("handshake", "reserve", "plan", "wire", "verify", "commit", "install")
 
 @dataclass(slots=True)
 class LegWork:
-    """One leg of a target part: who is read, what, and by which attempt."""
+    """One leg of a target part: who is read, what, and by which attempt.
+
+    Attributes:
+        plan: of a leg that is read at once.
+        stream: what is known of one that is read increment by increment.
+        places: among the reads of this rank that it may take.
+        reading: numbers under which the transport reads for it: the attempt, and its increments from there on.
+        renewed: numbers whose reads have ended well, and whose leases go on.
+        total_bytes: of its plans.
+        wire_seconds, verify_seconds: of its reads.
+    """
 
     peer: str
     address: str
@@ -57,11 +68,21 @@ class LegWork:
     source_index: int
     attempt: int = 0
     plan: CopyPlan | None = None
+    stream: Incoming | None = None
     wire_name: str = ""
-    placed: bool = False
-    reading: bool = False
+    places: int = 0
+    reading: set[int] = field(default_factory=set)
+    renewed: set[int] = field(default_factory=set)
     cutting: bool = False
     rereads: int = 0
+    total_bytes: int = 0
+    wire_seconds: float = 0.0
+    verify_seconds: float = 0.0
+
+    @property
+    def wanted_places(self) -> int:
+        """Reads that it may have under way at a time."""
+        return 1 if self.stream is None else limits.STREAM_WINDOW
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +100,8 @@ class TargetWork:
         deadline_seconds: of the transfer, from its first ask.
         together: it becomes visible with its siblings.
         ticket: push: what the sources are told, until they announce.
-        descriptor: the source's claim, once known.
+        descriptor: the source's claim, once known; what its stream begins with, if it streams.
+        streams: its sources are still computing.
         legs: by attempt, once begun.
         machine: once begun.
         followers: parts of repeated requests that joined this one.
@@ -99,6 +121,7 @@ class TargetWork:
     group_first_tokens: FirstTokens = ()
     ticket: Ticket | None = None
     descriptor: KVDescriptor | None = None
+    streams: bool = False
     legs: dict[int, LegWork] = field(default_factory=dict)
     machine: Machine[TargetPart, TargetEvent] | None = None
     followers: list[LivePart] = field(default_factory=list)
@@ -137,7 +160,7 @@ class TargetWork:
     @property
     def total_bytes(self) -> int:
         """Payload of all legs."""
-        return sum(leg.plan.total_bytes for leg in self.legs.values() if leg.plan is not None)
+        return sum(leg.total_bytes for leg in self.legs.values())
 
     def integrity(self, config: Config) -> bool:
         """Whether digests are wanted on this side and given on the other."""
@@ -181,12 +204,13 @@ class TargetWork:
 
     def read_ended(self, leg: LegWork, completion: Completion) -> None:
         """Account for a read."""
-        leg.reading = False
-        leg.rereads = completion.rereads
+        leg.rereads += completion.rereads
+        leg.wire_seconds += completion.wire_seconds
+        leg.verify_seconds += completion.verify_seconds
         if completion.path:
             self.path, self.path_reason = completion.path, completion.path_reason
-        self.phases["wire"] = max(self.phases["wire"], completion.wire_seconds)
-        self.phases["verify"] = max(self.phases["verify"], completion.verify_seconds)
+        self.phases["wire"] = max(self.phases["wire"], leg.wire_seconds)
+        self.phases["verify"] = max(self.phases["verify"], leg.verify_seconds)
 
     def result(self, end: End, error: ErrorInfo | None, *, integrity: bool, now: float) -> Result:
         """How it ended, for the embedder."""
@@ -259,6 +283,6 @@ def read_error(completion: Completion, leg: LegWork, *, session_ended: bool) -> 
     return error_to_info(error)
 
 
-def size_mismatch(leg: LegWork, theirs: int, ours: int, own: str) -> ErrorInfo:
+def size_mismatch(leg: LegWork, theirs: int, ours: int, own: str) -> MismatchError:
     """The two sides count a leg's bytes differently: their geometry is not what they told each other."""
-    return error_to_info(MismatchError("lease.total_bytes", theirs, ours, source=leg.peer, target=own, stage="lease"))
+    return MismatchError("lease.total_bytes", theirs, ours, source=leg.peer, target=own, stage="lease")

@@ -15,8 +15,9 @@ from kvlink.protocol.membership import Abandon, Membership, Noted, Proceed, Reve
 from kvlink.protocol.parking import ParkingLot
 from kvlink.protocol.retry import AGAIN, Again, RetryPolicy, again
 from kvlink.protocol.source import answer_unknown
-from kvlink.protocol.source_leg import LeaseLapsed, PreparedArrived
+from kvlink.protocol.source_leg import LandedArrived, LeaseLapsed, PreparedArrived
 from kvlink.protocol.source_part import (
+    Advanced,
     AskArrived,
     DeclineArrived,
     RenewHold,
@@ -27,8 +28,8 @@ from kvlink.protocol.source_part import (
     TicketArrived,
     ended_error,
 )
-from kvlink.protocol.target import InstallDone, InstallFailed, TargetEvent, TargetPart, TargetPhase
 from kvlink.protocol.target_leg import CutOffDone, ReadEnded
+from kvlink.protocol.target_part import InstallDone, InstallFailed, TargetEvent, TargetPart, TargetPhase
 from kvlink.protocol.vocabulary import (
     Action,
     Cancel,
@@ -36,6 +37,7 @@ from kvlink.protocol.vocabulary import (
     End,
     EndHold,
     Expose,
+    ExposeIncrement,
     Failure,
     Install,
     Learned,
@@ -46,10 +48,12 @@ from kvlink.protocol.vocabulary import (
     ReleaseBlocks,
     Report,
     Send,
+    SendAdvance,
     SendAnnounce,
     SendAsk,
     SendLease,
     Show,
+    StartIncrement,
     StartRead,
     StopRenewing,
     Tick,
@@ -65,6 +69,7 @@ __all__ = [
     "AGAIN",
     "Abandon",
     "Action",
+    "Advanced",
     "Again",
     "AskArrived",
     "Cancel",
@@ -74,6 +79,7 @@ __all__ = [
     "End",
     "EndHold",
     "Expose",
+    "ExposeIncrement",
     "Failure",
     "Fresh",
     "Group",
@@ -85,6 +91,7 @@ __all__ = [
     "Installation",
     "Installations",
     "Join",
+    "LandedArrived",
     "Learned",
     "LeaseLapsed",
     "Ledger",
@@ -107,6 +114,7 @@ __all__ = [
     "Reveal",
     "Seal",
     "Send",
+    "SendAdvance",
     "SendAnnounce",
     "SendAsk",
     "SendLease",
@@ -115,6 +123,7 @@ __all__ = [
     "SourcePart",
     "SourcePhase",
     "Standing",
+    "StartIncrement",
     "StartRead",
     "Stood",
     "StopRenewing",

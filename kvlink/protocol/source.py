@@ -12,6 +12,7 @@ from typing import cast
 from msgspec.structs import replace
 
 from kvlink import errors, wire
+from kvlink.layout import NOTHING
 from kvlink.protocol.source_asks import (
     lease,
     lease_again,
@@ -35,6 +36,8 @@ from kvlink.protocol.source_asks import (
 from kvlink.protocol.source_leg import (
     FREE,
     SOURCE_LEG,
+    Ahead,
+    LandedArrived,
     LeaseLapsed,
     LegEnded,
     LegPhase,
@@ -43,6 +46,7 @@ from kvlink.protocol.source_leg import (
     SourceLeg,
 )
 from kvlink.protocol.source_part import (
+    Advanced,
     AllIdle,
     AllInstalled,
     AllKnown,
@@ -117,9 +121,11 @@ def step(part: SourcePart, event: SourceEvent, now: float) -> tuple[SourcePart, 
 def next_timer(part: SourcePart) -> float | None:
     """When the next `Tick` is due, or ``None``."""
     times = [leg.until for leg in part.legs if leg.until is not None]
-    if part.phase in (SourcePhase.OPEN, SourcePhase.HELD):
+    if part.phase in (SourcePhase.OPEN, SourcePhase.STREAMING, SourcePhase.HELD):
         times += [ticket.repeat.at for ticket in part.tickets if ticket.repeat is not None]
         times += [part.hold_until] if part.idle else []
+    if part.phase is SourcePhase.STREAMING and part.stalls_at is not None:
+        times.append(part.stalls_at)
     if part.phase is SourcePhase.ENDED and part.retire_at is not None:
         times.append(part.retire_at)
     return min(times, default=None)
@@ -128,7 +134,7 @@ def next_timer(part: SourcePart) -> float | None:
 def answer_unknown(peer: str, message: object) -> tuple[Send, ...]:
     """What to say about an attempt that no part knows (any more). Everything else about it is dropped (C3)."""
     match message:
-        case wire.Prepared() | PreparedArrived():
+        case wire.Prepared() | PreparedArrived() | wire.Landed() | LandedArrived():
             text = "no such lease here: it ended long ago, or another attempt took its place"
             error = error_info(errors.UnknownRequestError, text)
             return (Send(peer, wire.Refused(attempt=message.attempt, error=error)),)
@@ -143,7 +149,7 @@ def _tell_legs(part: SourcePart, event: SourceEvent, at: Moment) -> Change:
     match event:
         case Received(peer=peer, message=wire.Installed() | wire.NotInstalled() as message):
             return _one(part, peer, message, at)
-        case PreparedArrived(peer=peer) | LeaseLapsed(peer=peer):
+        case LandedArrived(peer=peer) | PreparedArrived(peer=peer) | LeaseLapsed(peer=peer):
             return _one(part, peer, event, at)
         case PeerLost() | PeerDead():
             return _each(part, event, at, lambda leg: leg.peer == event.peer)
@@ -154,7 +160,10 @@ def _tell_legs(part: SourcePart, event: SourceEvent, at: Moment) -> Change:
 
 
 def _one(
-    part: SourcePart, peer: str, event: PreparedArrived | LeaseLapsed | wire.Installed | wire.NotInstalled, at: Moment
+    part: SourcePart,
+    peer: str,
+    event: LandedArrived | PreparedArrived | LeaseLapsed | wire.Installed | wire.NotInstalled,
+    at: Moment,
 ) -> Change:
     """The leg's latest attempt, or an answer that fits every attempt before it (G2)."""
     leg = part.leg(peer)
@@ -189,6 +198,11 @@ def _signal(part: SourcePart) -> object | None:
 def expired(part: SourcePart, _event: Tick, at: Moment) -> bool:
     """The hold's time to live is over and nobody reads."""
     return part.idle and at.now >= part.hold_until
+
+
+def stalled(part: SourcePart, _event: Tick, at: Moment) -> bool:
+    """Its engine has neither computed more nor sealed it, for as long as a hold lasts."""
+    return part.stalls_at is not None and at.now >= part.stalls_at
 
 
 def retired(part: SourcePart, _event: Tick, at: Moment) -> bool:
@@ -230,9 +244,40 @@ def served(part: SourcePart, event: TicketArrived, _at: Moment) -> bool:
 # --- effects --------------------------------------------------------------------------------------------------
 
 
+def advance(part: SourcePart, event: Advanced, at: Moment) -> Change:
+    """More is ready: tell those who read. While nobody does any more, no word of the engine keeps the hold."""
+    forsaken = bool(part.legs) and part.idle
+    part = replace(
+        part,
+        frontier=event.frontier,
+        opening=event.opening,
+        hold_until=part.hold_until if forsaken else max(part.hold_until, at.now + part.ttl_seconds),
+        stalls_at=at.now + part.ttl_seconds,
+    )
+    return _each(part, Ahead(event.frontier), at)
+
+
+def open_stream(part: SourcePart, event: Advanced, at: Moment) -> Change:
+    """The first of it is ready: whoever has asked may read, whoever has room is told."""
+    part, _ = advance(part, event, at)
+    tickets = tuple(Ticket(ticket.peer, Repeat.start(at.now, at.timing)) for ticket in part.tickets)
+    return replace(part, tickets=tickets), (Unpark(), *(SendAnnounce(ticket.peer) for ticket in tickets))
+
+
+def seal_stream(part: SourcePart, event: Seal, at: Moment) -> Change:
+    """All of it is ready: those who read are told, and those who asked for the whole are answered."""
+    frontier = event.frontier or part.frontier or NOTHING
+    forsaken = bool(part.legs) and part.idle
+    hold_until = part.hold_until if forsaken else max(part.hold_until, at.now + part.ttl_seconds)
+    part = replace(part, digest=event.digest, frontier=frontier, hold_until=hold_until, stalls_at=None)
+    part, told = _each(part, Ahead(frontier, event.digest), at)
+    return part, (*told, Unpark())
+
+
 def seal(part: SourcePart, event: Seal, at: Moment) -> Change:
     """The KV is complete: answer those who asked, tell those who wait."""
-    part = replace(part, digest=event.digest, hold_until=at.now + part.ttl_seconds)
+    part = replace(part, digest=event.digest, opening=event.opening, frontier=event.frontier)
+    part = replace(part, hold_until=at.now + part.ttl_seconds)
     tickets = tuple(Ticket(ticket.peer, Repeat.start(at.now, at.timing)) for ticket in part.tickets)
     return replace(part, tickets=tickets), (Unpark(), *(SendAnnounce(ticket.peer) for ticket in tickets))
 
@@ -311,6 +356,12 @@ def end_expired(part: SourcePart, _event: Tick, at: Moment) -> Change:
     return _end_all(part, part.failure or fail(End.EXPIRED, errors.ExpiredError, text), at)
 
 
+def end_stalled(part: SourcePart, _event: Tick, at: Moment) -> Change:
+    """Nobody waits for ever for an engine that has forgotten what it computed."""
+    text = f"request {part.key}: nothing more became ready for {part.ttl_seconds:g} s, and it is not sealed"
+    return _end_all(part, fail(End.EXPIRED, errors.ExpiredError, text), at)
+
+
 def end_unknown(part: SourcePart, _event: Unknowable, at: Moment) -> Change:
     """The end says so."""
     error = next((leg.error for leg in part.legs if leg.phase is LegPhase.INDETERMINATE), None)
@@ -349,7 +400,8 @@ def _with_ticket(part: SourcePart, ticket: Ticket, at: Moment) -> SourcePart:
 def _end_all(part: SourcePart, failure: Failure, at: Moment) -> Change:
     withdrawn = wire.Withdrawn(key=part.key, error=failure.error)
     told: tuple[object, ...] = tuple(Send(ticket.peer, withdrawn) for ticket in part.tickets)
-    unparked: tuple[object, ...] = (Unpark(),) if part.phase is SourcePhase.OPEN else ()
+    waiting = part.phase in (SourcePhase.OPEN, SourcePhase.STREAMING)
+    unparked: tuple[object, ...] = (Unpark(),) if waiting else ()
     part, revoked = _each(replace(part, failure=failure, tickets=()), Revoke(failure), at)
     return part, (*revoked, *told, *unparked)
 
@@ -358,8 +410,8 @@ def _end_all(part: SourcePart, failure: Failure, at: Moment) -> Change:
 
 P = SourcePhase
 SOURCE_PART_EVENTS = (
-    AskArrived, Seal, RenewHold, TicketArrived, DeclineArrived, PeerLost, PeerDead, Cancel, LegEnded, AllInstalled,
-    AllIdle, Unknowable, AllKnown, Tick,
+    AskArrived, Advanced, Seal, RenewHold, TicketArrived, DeclineArrived, PeerLost, PeerDead, Cancel, LegEnded,
+    AllInstalled, AllIdle, Unknowable, AllKnown, Tick,
 )  # fmt: skip
 
 _unasked = row(
@@ -373,10 +425,26 @@ _unasked = row(
         Edge(P.ENDING, end_declined, declined_by_reader),
     ),
 )
+_asked = row(
+    on(TicketArrived, Edge(None, None, served), Edge(None, announce)),
+    on(
+        LegEnded,
+        Edge(None, keep_briefly, gone),
+        Edge(None, keep_for_retry, may_return),
+        Edge(P.ENDING, end_all),
+    ),
+)
+_answers: tuple[Edge[SourcePart, AskArrived], ...] = (
+    Edge(None, refuse_verdict, not_admitted),
+    Edge(None, refuse_taken, taken),
+    Edge(None, refuse_readers, other_readers),
+    Edge(None, refuse_worn, worn_out),
+    Edge(None, lease),
+)
 _too_late = row(
     on(AskArrived, Edge(None, None, stale), Edge(None, refuse_ended)),
     on(TicketArrived, Edge(None, withdraw_ticket)),
-    inert(Seal, RenewHold, DeclineArrived, PeerLost, PeerDead, Cancel, LegEnded, Unknowable),
+    inert(Advanced, Seal, RenewHold, DeclineArrived, PeerLost, PeerDead, Cancel, LegEnded, Unknowable),
 )
 
 SOURCE_PART = total(
@@ -386,36 +454,48 @@ SOURCE_PART = total(
         P.OPEN: row(
             _unasked,
             on(AskArrived, Edge(None, park)),
+            on(Advanced, Edge(P.STREAMING, open_stream)),
             on(Seal, Edge(P.HELD, seal)),
             on(TicketArrived, Edge(None, keep_ticket)),
             on(Tick, Edge(P.ENDING, end_expired, expired)),
             inert(LegEnded, AllInstalled, AllIdle, Unknowable, AllKnown),
         ),
+        P.STREAMING: row(
+            _unasked,
+            _asked,
+            on(
+                AskArrived,
+                Edge(None, lease_again, repeated),
+                Edge(None, None, stale),
+                Edge(None, refuse_over, over_already),
+                Edge(None, park, other_content),
+                *_answers,
+            ),
+            on(Advanced, Edge(None, advance)),
+            on(Seal, Edge(P.HELD, seal_stream)),
+            on(
+                Tick,
+                Edge(P.ENDING, end_stalled, stalled),
+                Edge(P.ENDING, end_expired, expired),
+                Edge(None, announce_again),
+            ),
+            inert(AllInstalled, AllIdle, Unknowable, AllKnown),
+        ),
         P.HELD: row(
             _unasked,
+            _asked,
             on(
                 AskArrived,
                 Edge(None, lease_again, repeated),
                 Edge(None, None, stale),
                 Edge(None, refuse_over, over_already),
                 Edge(None, refuse_conflict, other_content),
-                Edge(None, refuse_verdict, not_admitted),
-                Edge(None, refuse_taken, taken),
-                Edge(None, refuse_readers, other_readers),
-                Edge(None, refuse_worn, worn_out),
-                Edge(None, lease),
-            ),
-            on(TicketArrived, Edge(None, None, served), Edge(None, announce)),
-            on(
-                LegEnded,
-                Edge(None, keep_briefly, gone),
-                Edge(None, keep_for_retry, may_return),
-                Edge(P.ENDING, end_all),
+                *_answers,
             ),
             on(AllInstalled, Edge(P.CLOSED, report_done)),
             on(Unknowable, Edge(P.ENDING, end_unknown)),
             on(Tick, Edge(P.ENDING, end_expired, expired), Edge(None, announce_again)),
-            inert(Seal, AllIdle, AllKnown),
+            inert(Advanced, Seal, AllIdle, AllKnown),
         ),
         P.ENDING: row(
             _too_late,

@@ -9,7 +9,18 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from kvlink import errors, limits, wire
-from kvlink.protocol.source_leg import BUSY, FREE, SOURCE_LEG, LegEnded, LegPhase, Revoke, SourceLeg
+from kvlink.protocol.increments import Offering
+from kvlink.protocol.source_leg import (
+    BUSY,
+    FREE,
+    SOURCE_LEG,
+    LegEnded,
+    LegPhase,
+    Revoke,
+    SourceLeg,
+    advance,
+    advance_again,
+)
 from kvlink.protocol.source_part import AskArrived, Change, SourcePart, ended_error
 from kvlink.protocol.table import Moment, fire
 from kvlink.protocol.vocabulary import End, Expose, ParkAsk, Send, SendLease, error_info, fail
@@ -37,7 +48,7 @@ def over_already(part: SourcePart, event: AskArrived, _at: Moment) -> bool:
 
 def other_content(part: SourcePart, event: AskArrived, _at: Moment) -> bool:
     """Same key, other content."""
-    return part.digest != event.digest
+    return event.digest not in (part.digest, part.opening)
 
 
 def not_admitted(_part: SourcePart, event: AskArrived, _at: Moment) -> bool:
@@ -83,8 +94,9 @@ def _in_the_way(part: SourcePart, event: AskArrived) -> SourceLeg | None:
 
 
 def lease_again(part: SourcePart, event: AskArrived, _at: Moment) -> Change:
-    """The same lease."""
-    return part, (SendLease(event.peer, event.attempt),)
+    """The same lease, and of a stream the same increments."""
+    leg = part.leg(event.peer)
+    return part, (SendLease(event.peer, event.attempt), *(() if leg is None else advance_again(leg)))
 
 
 def lease(part: SourcePart, event: AskArrived, at: Moment) -> Change:
@@ -104,7 +116,11 @@ def lease(part: SourcePart, event: AskArrived, at: Moment) -> Change:
         attempt=event.attempt,
         until=at.now + bound,
         attempts=_attempts(part, event) + 1,
+        stream=_offering(part, event),
+        seconds=bound,
     )
+    exposed = Expose(event.peer, event.attempt, leg.stream is not None)
+    leg, advanced = advance(leg, at)
     kept = tuple(other for other in part.legs if other.engine == event.engine and other.peer != event.peer)
     passed = tuple(other for other in (*part.passed, *part.legs) if event.peer != other.peer and other not in kept)
     tickets = tuple(ticket for ticket in part.tickets if ticket.peer != event.peer)
@@ -112,11 +128,18 @@ def lease(part: SourcePart, event: AskArrived, at: Moment) -> Change:
     part = replace(
         part, legs=(*kept, leg), passed=passed, tickets=tickets, readers=event.readers, hold_until=hold_until
     )
-    return part, (*actions, Expose(event.peer, event.attempt), SendLease(event.peer, event.attempt))
+    return part, (*actions, exposed, SendLease(event.peer, event.attempt), *advanced)
+
+
+def _offering(part: SourcePart, event: AskArrived) -> Offering | None:
+    """Whoever asks by a stream's beginning reads a stream, from its first position on, sealed or not."""
+    if part.frontier is None or event.digest != part.opening:
+        return None
+    return Offering(ready=part.frontier, content=part.digest)
 
 
 def park(part: SourcePart, event: AskArrived, _at: Moment) -> Change:
-    """Known, not sealed."""
+    """Known, and not ready for this ask."""
     return part, (ParkAsk(event.peer, event.attempt),)
 
 

@@ -7,13 +7,17 @@ from enum import Enum
 from msgspec.structs import replace
 
 from kvlink import errors, wire
+from kvlink.layout import Frontier
+from kvlink.protocol.increments import Offering
 from kvlink.protocol.table import Edge, Moment, inert, on, row, total
 from kvlink.protocol.vocabulary import (
     End,
+    ExposeIncrement,
     Failure,
     PeerDead,
     PeerLost,
     Send,
+    SendAdvance,
     Tick,
     Value,
     Withdraw,
@@ -51,8 +55,10 @@ class PreparedArrived(Value, frozen=True):
         peer: whose connection carried it.
         attempt: the attempt.
         root: root digest of what landed, ``None`` with integrity off.
-        lease_held: `LeaseReport.held`: the lease never lapsed up to now.
-        source_root: `LeaseReport.root`, as 8 bytes, or ``None``.
+        lease_held: `LeaseReport.held`: the lease never lapsed up to now. A stream's were judged as each landed.
+        source_root: `LeaseReport.root`, as 8 bytes, or ``None``. A stream's is known here.
+        increments: of a stream, as many as the target has.
+        content: digest of the descriptor that the target has all of, of a stream.
     """
 
     peer: str
@@ -60,6 +66,33 @@ class PreparedArrived(Value, frozen=True):
     root: bytes | None
     lease_held: bool
     source_root: bytes | None
+    increments: int = 0
+    content: str | None = None
+
+
+class LandedArrived(Value, frozen=True):
+    """`wire.Landed`, once for each increment that it tells of, with the transport's last word on that.
+
+    Attributes:
+        peer: whose connection carried it.
+        attempt: the attempt.
+        number: the increment's; of one that was told before, what the target repeats.
+        held: its lease never lapsed.
+        root: the source's root digest of it, as 8 bytes, or ``None``.
+    """
+
+    peer: str
+    attempt: int
+    number: int
+    held: bool = True
+    root: bytes | None = None
+
+
+class Ahead(Value, frozen=True):
+    """From the part: the KV is ready so far; ``content`` names its descriptor once it is sealed."""
+
+    ready: Frontier
+    content: str | None = None
 
 
 class LeaseLapsed(Value, frozen=True):
@@ -93,6 +126,8 @@ class SourceLeg(Value, frozen=True, kw_only=True):
         root: root digest committed.
         error: why it was not installed.
         attempts: attempts leased to this peer so far.
+        stream: what it was told of a stream; ``None`` if it reads all at once.
+        seconds: how long it may take from its lease; a stream, from each increment up to the seal.
     """
 
     peer: str
@@ -103,6 +138,8 @@ class SourceLeg(Value, frozen=True, kw_only=True):
     root: bytes | None = None
     error: wire.ErrorInfo | None = None
     attempts: int = 1
+    stream: Offering | None = None
+    seconds: float = 0.0
 
 
 Change = tuple[SourceLeg, tuple[object, ...]]
@@ -121,9 +158,36 @@ def lapsed(_leg: SourceLeg, event: PreparedArrived, _at: Moment) -> bool:
     return not event.lease_held
 
 
-def other_root(_leg: SourceLeg, event: PreparedArrived, _at: Moment) -> bool:
+def other_root(leg: SourceLeg, event: PreparedArrived, _at: Moment) -> bool:
     """Other bytes landed than those that lie here."""
-    return event.root is not None and event.source_root is not None and event.root != event.source_root
+    return event.root is not None and (here := _root(leg, event)) is not None and event.root != here
+
+
+def unfinished(leg: SourceLeg, event: PreparedArrived, _at: Moment) -> bool:
+    """The target has not all that the seal covers, or something else beside it."""
+    if leg.stream is None:
+        return event.increments > 0 or event.content is not None
+    return not leg.stream.closes(event.increments, event.content)
+
+
+def streams(leg: SourceLeg, _event: object, _at: Moment) -> bool:
+    """It is told increment by increment."""
+    return leg.stream is not None
+
+
+def lands(leg: SourceLeg, event: LandedArrived, _at: Moment) -> bool:
+    """The next increment that was told."""
+    return leg.stream is not None and leg.stream.landed < leg.stream.exposed and event.number == leg.stream.landed + 1
+
+
+def lapsed_increment(leg: SourceLeg, event: LandedArrived, at: Moment) -> bool:
+    """Its lease did not hold to the end of its read."""
+    return lands(leg, event, at) and not event.held
+
+
+def told_before(leg: SourceLeg, event: LandedArrived, _at: Moment) -> bool:
+    """The target waits for what follows; what followed was lost, or is not computed yet."""
+    return leg.stream is not None and event.number <= leg.stream.landed
 
 
 def final(leg: SourceLeg, event: wire.NotInstalled, _at: Moment) -> bool:
@@ -142,7 +206,7 @@ def unmourned(leg: SourceLeg, _event: PeerLost | PeerDead, _at: Moment) -> bool:
 def commit(leg: SourceLeg, event: PreparedArrived, at: Moment) -> Change:
     """Promise. The target's clock started before ours and has no margin, so ours always ends last."""
     ends = at.now + at.timing.commit_ttl_seconds + at.timing.drift_margin_seconds
-    leg = replace(leg, root=event.source_root, until=ends)
+    leg = replace(leg, root=_root(leg, event), until=ends)
     return leg, (Withdraw(leg.peer, leg.attempt), _commit(leg, at))
 
 
@@ -151,19 +215,65 @@ def commit_again(leg: SourceLeg, _event: PreparedArrived, at: Moment) -> Change:
     return leg, (_commit(leg, at),)
 
 
-def refuse_lapsed(leg: SourceLeg, _event: PreparedArrived, _at: Moment) -> Change:
+def refuse_lapsed(leg: SourceLeg, _event: PreparedArrived | LandedArrived, _at: Moment) -> Change:
     """No commit, for good (A6)."""
     return _refusing(leg, _lapse(leg))
 
 
 def refuse_root(leg: SourceLeg, event: PreparedArrived, _at: Moment) -> Change:
     """No commit: name both roots."""
-    ours, theirs = (event.source_root or b"").hex(), (event.root or b"").hex()
+    ours, theirs = (_root(leg, event) or b"").hex(), (event.root or b"").hex()
     text = f"root digest differs: {ours} lies here, {theirs} landed at {leg.peer}"
     return _refusing(leg, fail(End.FAILED, errors.IntegrityError, text))
 
 
-def refuse_again(leg: SourceLeg, _event: PreparedArrived, _at: Moment) -> Change:
+def refuse_unfinished(leg: SourceLeg, event: PreparedArrived, _at: Moment) -> Change:
+    """No commit: only what the seal covers is ever installed, and all of it."""
+    here = "nothing streamed" if leg.stream is None else f"{leg.stream.exposed} increments of {leg.stream.content}"
+    text = f"{leg.peer} has {event.increments} increments of {event.content}; here are {here}"
+    return _refusing(leg, fail(End.FAILED, errors.ConflictError, text))
+
+
+def advance(leg: SourceLeg, at: Moment) -> Change:
+    """Tell the target of what has become ready, if it has room; else it will be told when it has."""
+    if leg.stream is None or not leg.stream.may_expose:
+        return leg, ()
+    stream = leg.stream.expose()
+    leg = replace(leg, stream=stream, until=at.now + leg.seconds)
+    exposed = ExposeIncrement(leg.peer, leg.attempt, stream.exposed, stream.told, stream.sealed)
+    return leg, (exposed, SendAdvance(leg.peer, leg.attempt, stream.exposed))
+
+
+def advance_again(leg: SourceLeg, since: int = 0) -> tuple[SendAdvance, ...]:
+    """Say again what may be read, and has not landed; but for the first ``since``."""
+    if leg.stream is None:
+        return ()
+    told = range(max(since, leg.stream.landed) + 1, leg.stream.exposed + 1)
+    return tuple(SendAdvance(leg.peer, leg.attempt, number) for number in told)
+
+
+def hear_ahead(leg: SourceLeg, event: Ahead, at: Moment) -> Change:
+    """More is ready, or all is."""
+    if leg.stream is None:
+        return leg, ()
+    return advance(replace(leg, stream=replace(leg.stream, ready=event.ready, content=event.content)), at)
+
+
+def record_landed(leg: SourceLeg, event: LandedArrived, at: Moment) -> Change:
+    """It was read under its lease; there is room for the next."""
+    if leg.stream is None:
+        return leg, ()
+    return advance(replace(leg, stream=leg.stream.land(event.root)), at)
+
+
+def landed_again(leg: SourceLeg, event: LandedArrived, at: Moment) -> Change:
+    """Say again what follows, or that nothing does yet."""
+    follows = advance_again(leg, event.number)
+    parked = wire.Parked(attempt=leg.attempt, park_seconds=at.timing.rest_seconds)
+    return leg, follows or (Send(leg.peer, parked),)
+
+
+def refuse_again(leg: SourceLeg, _event: PreparedArrived | LandedArrived, _at: Moment) -> Change:
     """The attempt is over: say why, again."""
     return leg, (() if leg.error is None else (Send(leg.peer, wire.Refused(attempt=leg.attempt, error=leg.error)),))
 
@@ -232,6 +342,10 @@ def give_up(leg: SourceLeg, _event: Tick, at: Moment) -> Change:
     return replace(leg, until=None, error=failure.error), (LegEnded(failure),)
 
 
+def _root(leg: SourceLeg, event: PreparedArrived) -> bytes | None:
+    return event.source_root if leg.stream is None else leg.stream.root
+
+
 def _commit(leg: SourceLeg, at: Moment) -> Send:
     ttl = at.timing.commit_ttl_seconds
     return Send(leg.peer, wire.Commit(attempt=leg.attempt, ttl_seconds=ttl, root=leg.root))
@@ -262,16 +376,18 @@ def _revoking(leg: SourceLeg, failure: Failure) -> Change:
 
 P = LegPhase
 SOURCE_LEG_EVENTS = (
-    PreparedArrived, wire.Installed, wire.NotInstalled, LeaseLapsed, PeerLost, PeerDead, Revoke, Tick,
+    Ahead, LandedArrived, PreparedArrived, wire.Installed, wire.NotInstalled, LeaseLapsed, PeerLost, PeerDead, Revoke,
+    Tick,
 )  # fmt: skip
 
 _over_and_told = row(
+    on(LandedArrived, Edge(None, refuse_again)),
     on(PreparedArrived, Edge(None, refuse_again)),
     on(wire.Installed, Edge(None, acknowledge)),
     on(wire.NotInstalled, Edge(None, record_final, final), Edge(None, acknowledge)),
     on(PeerLost, Edge(None, record_gone, unmourned)),
     on(PeerDead, Edge(None, record_gone, unmourned)),
-    inert(LeaseLapsed, Revoke, Tick),
+    inert(Ahead, LeaseLapsed, Revoke, Tick),
 )
 
 SOURCE_LEG = total(
@@ -279,9 +395,17 @@ SOURCE_LEG = total(
     SOURCE_LEG_EVENTS,
     {
         P.LEASED: row(
+            on(Ahead, Edge(None, hear_ahead, streams)),
+            on(
+                LandedArrived,
+                Edge(P.LAPSED, refuse_lapsed, lapsed_increment),
+                Edge(None, record_landed, lands),
+                Edge(None, landed_again, told_before),
+            ),
             on(
                 PreparedArrived,
                 Edge(P.LAPSED, refuse_lapsed, lapsed),
+                Edge(P.NOT_INSTALLED, refuse_unfinished, unfinished),
                 Edge(P.NOT_INSTALLED, refuse_root, other_root),
                 Edge(P.COMMITTED, commit),
             ),
@@ -300,24 +424,25 @@ SOURCE_LEG = total(
             on(wire.NotInstalled, Edge(P.NOT_INSTALLED, record_not_installed)),
             on(PeerDead, Edge(P.NOT_INSTALLED, record_dead)),
             on(Tick, Edge(P.INDETERMINATE, give_up, over)),
-            inert(LeaseLapsed, PeerLost, Revoke),
+            inert(Ahead, LandedArrived, LeaseLapsed, PeerLost, Revoke),
         ),
         P.INSTALLED: row(
             on(wire.Installed, Edge(None, acknowledge)),
             on(wire.NotInstalled, Edge(None, acknowledge)),
             on(PeerDead, Edge(P.NOT_INSTALLED, record_dead)),
-            inert(PreparedArrived, LeaseLapsed, PeerLost, Revoke, Tick),
+            inert(Ahead, LandedArrived, PreparedArrived, LeaseLapsed, PeerLost, Revoke, Tick),
         ),
         P.NOT_INSTALLED: _over_and_told,
         P.LAPSED: _over_and_told,
         P.REVOKED: _over_and_told,
         # Too late for the report, never too late to know.
         P.INDETERMINATE: row(
+            on(LandedArrived, Edge(None, refuse_again)),
             on(PreparedArrived, Edge(None, refuse_again)),
             on(wire.Installed, Edge(P.INSTALLED, record_installed)),
             on(wire.NotInstalled, Edge(P.NOT_INSTALLED, record_not_installed)),
             on(PeerDead, Edge(P.NOT_INSTALLED, record_dead)),
-            inert(LeaseLapsed, PeerLost, Revoke, Tick),
+            inert(Ahead, LeaseLapsed, PeerLost, Revoke, Tick),
         ),
     },
 )

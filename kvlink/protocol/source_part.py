@@ -5,7 +5,8 @@ from __future__ import annotations
 from enum import Enum
 
 from kvlink import errors, wire
-from kvlink.protocol.source_leg import BUSY, LeaseLapsed, PreparedArrived, SourceLeg
+from kvlink.layout import Frontier
+from kvlink.protocol.source_leg import BUSY, LandedArrived, LeaseLapsed, PreparedArrived, SourceLeg
 from kvlink.protocol.vocabulary import (
     Cancel,
     End,
@@ -25,7 +26,9 @@ class SourcePhase(Enum):
     """Where a source part stands."""
 
     OPEN = "open"
-    """Known, not sealed: asks are parked."""
+    """Known, and nothing of it ready: asks are parked."""
+    STREAMING = "streaming"
+    """Some of it is ready, not sealed: asks for the stream are answered."""
     HELD = "held"
     """Sealed: asks are answered."""
     ENDING = "ending"
@@ -56,10 +59,19 @@ class AskArrived(Value, frozen=True, kw_only=True):
     refusal: wire.ErrorInfo | None = None
 
 
+class Advanced(Value, frozen=True):
+    """More of the KV is ready. ``opening`` is `descriptor_digest` of the stream's beginning, the same each time."""
+
+    frontier: Frontier
+    opening: str
+
+
 class Seal(Value, frozen=True):
-    """The KV is complete. ``digest`` is `descriptor_digest` of the descriptor."""
+    """The KV is complete. ``digest`` is `descriptor_digest` of the descriptor; the rest is as in `Advanced`."""
 
     digest: str
+    frontier: Frontier | None = None
+    opening: str | None = None
 
 
 class RenewHold(Value, frozen=True):
@@ -97,8 +109,8 @@ class AllKnown(Value, frozen=True):
 
 
 SourceEvent = (
-    AskArrived | Seal | RenewHold | TicketArrived | DeclineArrived | PreparedArrived | LeaseLapsed | Received
-    | PeerLost | PeerDead | Cancel | Tick
+    AskArrived | Advanced | Seal | RenewHold | TicketArrived | DeclineArrived | LandedArrived | PreparedArrived
+    | LeaseLapsed | Received | PeerLost | PeerDead | Cancel | Tick
 )  # fmt: skip
 
 
@@ -115,10 +127,14 @@ class SourcePart(Value, frozen=True, kw_only=True):
     Attributes:
         key: the request's key.
         timing: its clocks.
-        ttl_seconds: how long an unasked hold lasts; `Seal` and `RenewHold` start it anew.
+        ttl_seconds: how long an unasked hold lasts; `Advanced`, `Seal` and `RenewHold` start it anew. As long may pass
+            between two words of an engine that computes.
         deadline_seconds: how long one attempt may take on the target.
         hold_until: when the hold ends if no leg is leased or committed by then.
         digest: `descriptor_digest` of its descriptor, once sealed.
+        opening: that of its stream's beginning, if it has one.
+        frontier: how far it has been computed, if it streams.
+        stalls_at: when a stream's engine has said nothing for too long.
         phase: where it stands.
         readers: target ranks that will read it, as the first of them said.
         legs: the latest attempt per target rank, all of one engine.
@@ -135,6 +151,9 @@ class SourcePart(Value, frozen=True, kw_only=True):
     deadline_seconds: float
     hold_until: float
     digest: str | None = None
+    opening: str | None = None
+    frontier: Frontier | None = None
+    stalls_at: float | None = None
     phase: SourcePhase = SourcePhase.OPEN
     readers: int | None = None
     legs: tuple[SourceLeg, ...] = ()

@@ -7,13 +7,13 @@ says when to send a `Tick`. The machine waits for nothing, reads no clock and re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from enum import Enum
 from typing import cast
 
 from msgspec.structs import replace
 
 from kvlink import errors, wire
 from kvlink.protocol import membership
+from kvlink.protocol.increments import Landing
 from kvlink.protocol.membership import Abandon, Membership, Noted, Proceed, Reveal
 from kvlink.protocol.table import Edge, Moment, fire, fire_each, inert, on, row, settle, total
 from kvlink.protocol.target_leg import (
@@ -29,6 +29,18 @@ from kvlink.protocol.target_leg import (
     TargetLeg,
     ask,
 )
+from kvlink.protocol.target_part import (
+    AllCommitted,
+    AllLanded,
+    AllQuiet,
+    AllTold,
+    Change,
+    InstallDone,
+    InstallFailed,
+    TargetEvent,
+    TargetPart,
+    TargetPhase,
+)
 from kvlink.protocol.vocabulary import (
     Action,
     Cancel,
@@ -43,93 +55,14 @@ from kvlink.protocol.vocabulary import (
     Show,
     Tick,
     Timing,
-    Value,
     fail,
     failure_of,
 )
 
-
-class TargetPhase(Enum):
-    """Where a target part stands."""
-
-    LIVE = "live"
-    GATHERED = "gathered"
-    """All has landed; siblings have not."""
-    INSTALLING = "installing"
-    HIDDEN = "hidden"
-    """Installed, and shown to nobody before all siblings are: time cannot take it away, the coordinator can."""
-    ENDING = "ending"
-    """Failed; cut-offs are awaited (*draining*)."""
-    ENDED = "ended"
-    """Reported; sources are still being told."""
-    CLOSED = "closed"
-    """Nothing is left to do: the driver forgets the part."""
-
-
-class InstallDone(Value, frozen=True):
-    """The engine has the blocks."""
-
-
-class InstallFailed(Value, frozen=True):
-    """The engine does not have the blocks and never will."""
-
-    error: wire.ErrorInfo
-
-
-class AllLanded(Value, frozen=True):
-    """Every leg's bytes are here and verified."""
-
-
-class AllCommitted(Value, frozen=True):
-    """Every source has promised."""
-
-
-class AllQuiet(Value, frozen=True):
-    """No byte of any leg can land."""
-
-
-class AllTold(Value, frozen=True):
-    """Every source has acknowledged, or is past telling."""
-
-
-TargetEvent = Received | ReadEnded | CutOffDone | PeerLost | PeerDead | InstallDone | InstallFailed | Cancel | Tick
-
-
-class TargetPart(Value, frozen=True, kw_only=True):
-    """One request on one target rank.
-
-    Attributes:
-        key: the request's key.
-        legs: one attempt per source rank.
-        timing: its clocks.
-        deadline_seconds: as given to `begin`.
-        deadline_at: when the transfer's own clock runs out; pushed back by the time spent parked.
-        parked_since: since when a leg is parked, or ``None``. While it is, the transfer's clock stands still.
-        phase: where it stands.
-        failure: the first cause, once it failed.
-        siblings: where it stands among them, if all become visible together.
-    """
-
-    key: str
-    legs: tuple[TargetLeg, ...]
-    timing: Timing
-    deadline_seconds: float
-    deadline_at: float
-    parked_since: float | None = None
-    phase: TargetPhase = TargetPhase.LIVE
-    failure: Failure | None = None
-    siblings: Membership | None = None
-
-    def leg(self, attempt: int) -> TargetLeg | None:
-        """The leg of this attempt, if it is ours."""
-        return next((leg for leg in self.legs if leg.attempt == attempt), None)
-
-
-Change = tuple[TargetPart, tuple[object, ...]]
 _Concerned = Callable[[TargetLeg], bool]
 
 
-def begin(
+def begin(  # noqa: PLR0913 - what a request is, and by which clocks
     key: str,
     legs: Iterable[tuple[str, int]],
     *,
@@ -137,6 +70,7 @@ def begin(
     now: float,
     timing: Timing,
     siblings: Membership | None = None,
+    stream: bool = False,
 ) -> tuple[TargetPart, tuple[Action, ...]]:
     """Ask every source rank.
 
@@ -147,6 +81,7 @@ def begin(
         now: the driver's monotonic clock, seconds.
         timing: the protocol's clocks.
         siblings: its place among the parts with which it becomes visible, or ``None`` if it does alone.
+        stream: the sources are still computing: legs are read increment by increment.
 
     Raises:
         ValueError: no leg, or two with one attempt or one peer.
@@ -155,7 +90,8 @@ def begin(
     if not pairs or any(len(set(ids)) < len(pairs) for ids in zip(*pairs, strict=True)):
         raise ValueError(f"a part needs legs with distinct peers and attempts, not {pairs}")
     at = Moment(now, timing)
-    asked = [ask(TargetLeg(peer, attempt), at) for peer, attempt in pairs]
+    landing = Landing() if stream else None
+    asked = [ask(TargetLeg(peer, attempt, stream=landing), at) for peer, attempt in pairs]
     actions = tuple(action for _, some in asked for action in some)
     if siblings is not None:
         siblings, told = membership.tell(siblings, wire.Stage.JOINED, at)
@@ -214,7 +150,7 @@ def _tell_legs(part: TargetPart, event: TargetEvent, at: Moment) -> Change:
     match event:
         case Received(peer=peer, message=wire.Lease() | wire.Parked() | wire.Refused() | wire.Revoked() as message):
             return _each(part, message, at, lambda leg: leg.peer == peer and leg.attempt == message.attempt)
-        case Received(peer=peer, message=wire.Commit() | wire.Ack() as message):
+        case Received(peer=peer, message=wire.Advance() | wire.Commit() | wire.Ack() as message):
             return _each(part, message, at, lambda leg: leg.peer == peer and leg.attempt == message.attempt)
         case ReadEnded() | CutOffDone():
             return _each(part, event, at, lambda leg: leg.attempt == event.attempt)
@@ -247,8 +183,8 @@ def _signal(part: TargetPart) -> object | None:
 
 
 def _stop_clock(before: TargetPart, part: TargetPart, now: float) -> TargetPart:
-    """The transfer's clock stands still while a leg is parked: waiting for a prefill has its own bound (B7)."""
-    parked = any(leg.phase is LegPhase.PARKED for leg in part.legs)
+    """The transfer's clock stands still while a leg is parked or rests: a prefill has a bound of its own (B7)."""
+    parked = any(leg.phase in (LegPhase.PARKED, LegPhase.RESTING) for leg in part.legs)
     if parked and before.parked_since is None:
         return replace(part, parked_since=now)
     if not parked and before.parked_since is not None:

@@ -6,7 +6,8 @@ from enum import Enum
 
 from msgspec.structs import replace
 
-from kvlink import errors, wire
+from kvlink import errors, limits, wire
+from kvlink.protocol.increments import Landing
 from kvlink.protocol.table import Edge, Moment, inert, on, row, total
 from kvlink.protocol.vocabulary import (
     CutOff,
@@ -17,6 +18,7 @@ from kvlink.protocol.vocabulary import (
     Repeat,
     Send,
     SendAsk,
+    StartIncrement,
     StartRead,
     StopRenewing,
     Tick,
@@ -32,6 +34,8 @@ class LegPhase(Enum):
 
     ASKING = "asking"
     PARKED = "parked"
+    RESTING = "resting"
+    """A stream: leased, and all that was ready is here; its source computes."""
     MOVING = "moving"
     LANDED = "landed"
     """All bytes are here and verified; the siblings' are not. Nothing is promised yet, so no clock runs."""
@@ -50,12 +54,13 @@ QUIET = (LegPhase.NOT_INSTALLED, LegPhase.CLOSED)
 class ReadEnded(Value, frozen=True):
     """The transport's READ completion: ``error`` is ``None`` if all bytes are here and, with integrity on, verified.
 
-    ``root`` is the root digest of what landed, ``None`` with integrity off.
+    ``root`` is the root digest of what landed, ``None`` with integrity off. ``number``: the increment's, of a stream.
     """
 
     attempt: int
     root: bytes | None = None
     error: wire.ErrorInfo | None = None
+    number: int = 0
 
 
 class CutOffDone(Value, frozen=True):
@@ -97,6 +102,7 @@ class TargetLeg(Value, frozen=True):
         root: root digest of what landed.
         error: why it was not installed; told to the source.
         dead: its source is proven dead: nobody is left to tell.
+        stream: what is here of a stream; ``None`` for a leg that is read at once.
     """
 
     peer: str
@@ -108,6 +114,7 @@ class TargetLeg(Value, frozen=True):
     root: bytes | None = None
     error: wire.ErrorInfo | None = None
     dead: bool = False
+    stream: Landing | None = None
 
 
 Change = tuple[TargetLeg, tuple[object, ...]]
@@ -151,6 +158,31 @@ def dead(leg: TargetLeg, _event: object, _at: Moment) -> bool:
     return leg.dead
 
 
+def streams(leg: TargetLeg, _event: object, _at: Moment) -> bool:
+    """Its source is still computing."""
+    return leg.stream is not None
+
+
+def following(leg: TargetLeg, event: wire.Advance, _at: Moment) -> bool:
+    """The next increment; a late or repeated one changes nothing, and one too early will come again."""
+    return leg.stream is not None and leg.stream.expects(event)
+
+
+def landed_before(leg: TargetLeg, event: wire.Advance, _at: Moment) -> bool:
+    """Our word of it was lost."""
+    return leg.stream is not None and event.number <= leg.stream.landed
+
+
+def completes(leg: TargetLeg, event: ReadEnded, _at: Moment) -> bool:
+    """With it, all that the seal covers is here."""
+    return leg.stream is None or leg.stream.land(event.number, event.root).whole
+
+
+def leaves_none(leg: TargetLeg, event: ReadEnded, _at: Moment) -> bool:
+    """With it, all that was told so far is here."""
+    return leg.stream is not None and leg.stream.land(event.number, event.root).resting
+
+
 # --- effects --------------------------------------------------------------------------------------------------
 
 
@@ -169,9 +201,53 @@ def start_read(leg: TargetLeg, event: wire.Lease, _at: Moment) -> Change:
     return replace(leg, repeat=None, until=None), (StartRead(leg.peer, leg.attempt, event),)
 
 
-def keep_root(leg: TargetLeg, event: ReadEnded, _at: Moment) -> Change:
-    """All bytes are here."""
-    return replace(leg, root=event.root), ()
+def rest(leg: TargetLeg, _event: wire.Lease, at: Moment) -> Change:
+    """The lease is ours; increments will be told."""
+    return _resting(leg, at), ()
+
+
+def rest_on(leg: TargetLeg, _event: wire.Parked, at: Moment) -> Change:
+    """The source lives, and computes."""
+    return replace(leg, until=at.now + at.timing.rest_seconds), ()
+
+
+def take_increment(leg: TargetLeg, event: wire.Advance, _at: Moment) -> Change:
+    """Read it. Its source exposes only so many at a time, so it has withdrawn what lies a window behind."""
+    if leg.stream is None:
+        return leg, ()
+    behind = event.number - limits.STREAM_WINDOW
+    stop = (StopRenewing(leg.peer, leg.attempt, behind),) if behind > 0 else ()
+    leg = replace(leg, stream=leg.stream.take(event), repeat=None, until=None)
+    return leg, (*stop, StartIncrement(leg.peer, leg.attempt, event))
+
+
+def land(leg: TargetLeg, event: ReadEnded, _at: Moment) -> Change:
+    """One more is here. The source makes room for others when it hears so."""
+    if leg.stream is None:
+        return replace(leg, root=event.root), ()
+    stream = leg.stream.land(event.number, event.root)
+    told = (_landed(leg, stream),) if stream.landed > leg.stream.landed else ()
+    return replace(leg, stream=stream, root=stream.root), told
+
+
+def land_and_rest(leg: TargetLeg, event: ReadEnded, at: Moment) -> Change:
+    """All that was told is here; say so until more is told."""
+    leg, told = land(leg, event, at)
+    return _resting(leg, at), told
+
+
+def landed_again(leg: TargetLeg, event: Tick | wire.Advance, at: Moment) -> Change:
+    """Say again what is here; whoever is asked for it in vain lets the clock run on."""
+    if leg.stream is None:
+        return leg, ()
+    told = _landed(leg, leg.stream)
+    return (_repeated(leg, at) if isinstance(event, Tick) else leg), (told,)
+
+
+def cut_resting(leg: TargetLeg, _event: Tick, at: Moment) -> Change:
+    """The source lives, and says nothing of this stream."""
+    text = f"{leg.peer} said nothing of its stream for {at.timing.rest_seconds:g} s, and has not sealed it"
+    return _failing(leg, fail(End.EXPIRED, errors.DeadlineError, text), at)
 
 
 def send_prepared(leg: TargetLeg, _event: Prepare, at: Moment) -> Change:
@@ -182,18 +258,20 @@ def send_prepared(leg: TargetLeg, _event: Prepare, at: Moment) -> Change:
         until=at.now + at.timing.commit_ttl_seconds,
         repeat=Repeat.start(at.now, at.timing),
     )
-    return leg, (Send(leg.peer, wire.Prepared(attempt=leg.attempt, root=leg.root)),)
+    return leg, (_prepared(leg),)
 
 
 def prepared_again(leg: TargetLeg, _event: Tick, at: Moment) -> Change:
     """Repeat *prepared*; the clock of its first sending runs on."""
-    return _repeated(leg, at), (Send(leg.peer, wire.Prepared(attempt=leg.attempt, root=leg.root)),)
+    return _repeated(leg, at), (_prepared(leg),)
 
 
 def take_commit(leg: TargetLeg, event: wire.Commit, _at: Moment) -> Change:
     """Hold the right to install until the time to live is over."""
     started = leg.prepared_at or 0.0
-    return replace(leg, repeat=None, until=started + event.ttl_seconds), (StopRenewing(leg.peer, leg.attempt),)
+    increments = 0 if leg.stream is None else leg.stream.landed
+    stop = StopRenewing(leg.peer, leg.attempt, increments)
+    return replace(leg, repeat=None, until=started + event.ttl_seconds), (stop,)
 
 
 def send_installed(leg: TargetLeg, _event: Switched, at: Moment) -> Change:
@@ -306,6 +384,22 @@ def _telling(leg: TargetLeg, at: Moment) -> TargetLeg:
     return replace(leg, repeat=Repeat.start(at.now, at.timing), until=at.now + at.timing.tell_seconds)
 
 
+def _resting(leg: TargetLeg, at: Moment) -> TargetLeg:
+    return replace(leg, repeat=Repeat.start(at.now, at.timing), until=at.now + at.timing.rest_seconds)
+
+
+def _landed(leg: TargetLeg, stream: Landing) -> Send:
+    return Send(leg.peer, wire.Landed(attempt=leg.attempt, increments=stream.landed))
+
+
+def _prepared(leg: TargetLeg) -> Send:
+    if leg.stream is None:
+        return Send(leg.peer, wire.Prepared(attempt=leg.attempt, root=leg.root))
+    increments, content = leg.stream.landed, leg.stream.content
+    prepared = wire.Prepared(attempt=leg.attempt, root=leg.root, increments=increments, content=content)
+    return Send(leg.peer, prepared)
+
+
 def _not_installed(leg: TargetLeg) -> Send:
     error = leg.error or error_info(errors.TransferError, "not installed")
     return Send(leg.peer, wire.NotInstalled(attempt=leg.attempt, error=error))
@@ -334,18 +428,18 @@ def _died(leg: TargetLeg) -> Failure:
 
 P = LegPhase
 TARGET_LEG_EVENTS = (
-    wire.Lease, wire.Parked, wire.Refused, wire.Revoked, wire.Commit, wire.Ack, ReadEnded, CutOffDone, PeerLost,
-    PeerDead, Prepare, Switched, Cut, Tick,
+    wire.Lease, wire.Parked, wire.Refused, wire.Revoked, wire.Advance, wire.Commit, wire.Ack, ReadEnded, CutOffDone,
+    PeerLost, PeerDead, Prepare, Switched, Cut, Tick,
 )  # fmt: skip
 
 _unread = row(
-    on(wire.Lease, Edge(P.MOVING, start_read)),
+    on(wire.Lease, Edge(P.RESTING, rest, streams), Edge(P.MOVING, start_read)),
     on(wire.Refused, Edge(P.CLOSED, refused)),
     on(wire.Revoked, Edge(P.CLOSED, refused)),
     on(PeerLost, Edge(P.NOT_INSTALLED, unread_lost)),
     on(PeerDead, Edge(P.CLOSED, unread_dead)),
     on(Cut, Edge(P.NOT_INSTALLED, tell_with_siblings)),
-    inert(wire.Commit, wire.Ack, ReadEnded, CutOffDone, Prepare, Switched),
+    inert(wire.Advance, wire.Commit, wire.Ack, ReadEnded, CutOffDone, Prepare, Switched),
 )
 _uncommitted = row(
     on(wire.Refused, Edge(P.CUTTING, cut_refused)),
@@ -353,14 +447,14 @@ _uncommitted = row(
     on(PeerLost, Edge(P.CUTTING, cut_lost)),
     on(PeerDead, Edge(P.CUTTING, cut_dead)),
     on(Cut, Edge(P.CUTTING, cut_with_siblings)),
-    inert(wire.Lease, wire.Parked, wire.Ack, CutOffDone, Switched),
+    inert(wire.Lease, wire.Ack, CutOffDone, Switched),
 )
 # Once nothing of the leg can change any more, all that is left is to tell, and to stop telling.
 _told = row(
     on(wire.Ack, Edge(P.CLOSED, close)),
     on(PeerDead, Edge(P.CLOSED, close)),
-    inert(wire.Lease, wire.Parked, wire.Refused, wire.Revoked, wire.Commit, ReadEnded, CutOffDone, PeerLost),
-    inert(Prepare, Switched, Cut),
+    inert(wire.Lease, wire.Parked, wire.Refused, wire.Revoked, wire.Advance, wire.Commit, ReadEnded, CutOffDone),
+    inert(PeerLost, Prepare, Switched, Cut),
 )
 
 TARGET_LEG = total(
@@ -373,15 +467,29 @@ TARGET_LEG = total(
             inert(wire.Parked),
             on(Tick, Edge(P.NOT_INSTALLED, unpark_late, over), Edge(None, ask_again, due)),
         ),
+        P.RESTING: row(
+            _uncommitted,
+            on(wire.Parked, Edge(None, rest_on)),
+            on(wire.Advance, Edge(P.MOVING, take_increment, following), Edge(None, landed_again, landed_before)),
+            on(Tick, Edge(P.CUTTING, cut_resting, over), Edge(None, landed_again, due)),
+            inert(wire.Commit, ReadEnded, Prepare),
+        ),
         P.MOVING: row(
             _uncommitted,
-            on(ReadEnded, Edge(P.CUTTING, cut_failed_read, failed), Edge(P.LANDED, keep_root)),
-            inert(wire.Commit, Prepare, Tick),
+            on(wire.Advance, Edge(None, take_increment, following)),
+            on(
+                ReadEnded,
+                Edge(P.CUTTING, cut_failed_read, failed),
+                Edge(P.LANDED, land, completes),
+                Edge(P.RESTING, land_and_rest, leaves_none),
+                Edge(None, land),
+            ),
+            inert(wire.Parked, wire.Commit, Prepare, Tick),
         ),
         P.LANDED: row(
             _uncommitted,
             on(Prepare, Edge(P.PREPARED, send_prepared)),
-            inert(wire.Commit, ReadEnded, Tick),
+            inert(wire.Parked, wire.Advance, wire.Commit, ReadEnded, Tick),
         ),
         P.PREPARED: row(
             _uncommitted,
@@ -392,7 +500,7 @@ TARGET_LEG = total(
                 Edge(P.COMMITTED, take_commit),
             ),
             on(Tick, Edge(P.CUTTING, cut_late, over), Edge(None, prepared_again, due)),
-            inert(ReadEnded, Prepare),
+            inert(wire.Parked, wire.Advance, ReadEnded, Prepare),
         ),
         # The source has promised and cannot take it back: its silence, death or second thoughts change nothing.
         P.COMMITTED: row(
@@ -400,14 +508,14 @@ TARGET_LEG = total(
             on(Cut, Edge(P.CUTTING, cut_with_siblings)),
             on(PeerDead, Edge(None, mark_dead)),
             on(Tick, Edge(P.CUTTING, cut_late, over)),
-            inert(wire.Lease, wire.Parked, wire.Refused, wire.Revoked, wire.Commit, wire.Ack),
+            inert(wire.Lease, wire.Parked, wire.Refused, wire.Revoked, wire.Advance, wire.Commit, wire.Ack),
             inert(ReadEnded, CutOffDone, PeerLost, Prepare),
         ),
         P.INSTALLED: row(_told, on(Tick, Edge(P.CLOSED, close, over), Edge(None, installed_again, due))),
         P.CUTTING: row(
             on(CutOffDone, Edge(P.CLOSED, close, dead), Edge(P.NOT_INSTALLED, send_not_installed)),
             on(PeerDead, Edge(None, mark_dead)),
-            inert(wire.Lease, wire.Parked, wire.Refused, wire.Revoked, wire.Commit, wire.Ack),
+            inert(wire.Lease, wire.Parked, wire.Refused, wire.Revoked, wire.Advance, wire.Commit, wire.Ack),
             inert(ReadEnded, PeerLost, Prepare, Switched, Cut, Tick),
         ),
         P.NOT_INSTALLED: row(_told, on(Tick, Edge(P.CLOSED, close, over), Edge(None, not_installed_again, due))),

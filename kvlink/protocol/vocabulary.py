@@ -10,6 +10,7 @@ from enum import Enum
 import msgspec
 
 from kvlink import errors, limits, wire
+from kvlink.layout import Frontier
 
 
 class Value(msgspec.Struct, frozen=True):
@@ -70,6 +71,7 @@ class Timing(Value, frozen=True, kw_only=True):
         max_repeat_seconds: what that interval doubles up to.
         park_seconds: how long a parked ask waits for its source.
         tell_seconds: how long *installed* or *not installed* is repeated to a source that does not acknowledge.
+        rest_seconds: how long a target waits for more of a stream without a word from its source.
         retry_hold_seconds: how long a hold outlives a retryable failure, for a fresh attempt to ask.
         lost_hold_seconds: how long a hold outlives the target that was to read it.
         retire_seconds: how long a source keeps an ended part to answer late messages.
@@ -83,6 +85,7 @@ class Timing(Value, frozen=True, kw_only=True):
     max_repeat_seconds: float = limits.MAX_REPEAT_SECONDS
     park_seconds: float = limits.PARK_SECONDS
     tell_seconds: float = limits.TELL_SECONDS
+    rest_seconds: float = limits.REST_SECONDS
     retry_hold_seconds: float = limits.RETRY_HOLD_SECONDS
     lost_hold_seconds: float = limits.LOST_HOLD_SECONDS
     retire_seconds: float = limits.RETIRE_SECONDS
@@ -168,11 +171,23 @@ class StartRead(Value, frozen=True):
     lease: wire.Lease
 
 
-class StopRenewing(Value, frozen=True):
-    """Target: the leg is committed, its lease is no longer needed; the transport may forget the attempt."""
+class StartIncrement(Value, frozen=True):
+    """Target: start reading one increment of a stream, as `StartRead` a leg. Answer with its ``ReadEnded``."""
 
     peer: str
     attempt: int
+    advance: wire.Advance
+
+
+class StopRenewing(Value, frozen=True):
+    """Target: the leg is committed, its lease is no longer needed; the transport may forget the attempt.
+
+    Of a stream, its increments up to ``increments``: their source has withdrawn them.
+    """
+
+    peer: str
+    attempt: int
+    increments: int = 0
 
 
 class CutOff(Value, frozen=True):
@@ -205,14 +220,33 @@ class SendLease(Value, frozen=True):
 
 
 class Expose(Value, frozen=True):
-    """Source: let this attempt read; its lease starts now."""
+    """Source: let this attempt read; its lease starts now. A ``stream`` is exposed increment by increment."""
 
     peer: str
     attempt: int
+    stream: bool = False
+
+
+class ExposeIncrement(Value, frozen=True):
+    """Source: let this attempt read what lies between the last increment's frontier and this one's."""
+
+    peer: str
+    attempt: int
+    number: int
+    frontier: Frontier
+    sealed: bool
+
+
+class SendAdvance(Value, frozen=True):
+    """Source: compose and send `wire.Advance`; the same words on every repeat."""
+
+    peer: str
+    attempt: int
+    number: int
 
 
 class Withdraw(Value, frozen=True):
-    """Source: end the exposure of this attempt."""
+    """Source: end the exposure of this attempt, with all its increments."""
 
     peer: str
     attempt: int
@@ -253,6 +287,6 @@ class Report(Value, frozen=True):
 
 
 Action = (
-    Send | SendAsk | StartRead | StopRenewing | CutOff | Install | Show | ReleaseBlocks | SendLease | Expose | Withdraw
-    | SendAnnounce | ParkAsk | Unpark | EndHold | Learned | Report
+    Send | SendAsk | StartRead | StartIncrement | StopRenewing | CutOff | Install | Show | ReleaseBlocks | SendLease
+    | Expose | ExposeIncrement | SendAdvance | Withdraw | SendAnnounce | ParkAsk | Unpark | EndHold | Learned | Report
 )  # fmt: skip

@@ -8,6 +8,7 @@ from kvlink.wire.codec import clip, decode, encode, frame_length, pack_frame
 from kvlink.wire.faults import error_to_info, info_to_error
 from kvlink.wire.messages import (
     Ack,
+    Advance,
     Announce,
     AnyMessage,
     Ask,
@@ -24,6 +25,7 @@ from kvlink.wire.messages import (
     Installed,
     Introduce,
     Key,
+    Landed,
     Lease,
     Message,
     Name,
@@ -50,6 +52,7 @@ __all__ = [
     "PROTOCOL_VERSIONS",
     "Ack",
     "Address",
+    "Advance",
     "Announce",
     "AnyMessage",
     "Ask",
@@ -68,6 +71,7 @@ __all__ = [
     "Installed",
     "Introduce",
     "Key",
+    "Landed",
     "Lease",
     "Message",
     "Name",

@@ -12,8 +12,8 @@ from typing import Annotated
 import msgspec
 
 from kvlink import limits
-from kvlink.descriptor import FirstTokens, KVDescriptor
-from kvlink.layout import CacheSpec, GroupShare
+from kvlink.descriptor import BlockList, FirstTokens, KVDescriptor
+from kvlink.layout import CacheSpec, Frontier, GroupShare
 
 # Printable ASCII: characters are bytes, so the bound is exact, and a name cannot break a log line.
 _PRINTABLE = r"\A[ -~]+\Z"
@@ -107,7 +107,7 @@ class Ask(Message, frozen=True):
 
 
 class Lease(Message, frozen=True):
-    """Source -> target: leased. ``total_bytes`` is the source's own count of the leg's wire bytes."""
+    """Source -> target: leased. ``total_bytes`` is the source's own count of the leg's wire bytes; 0 for a stream."""
 
     attempt: AttemptId
     lease_seconds: Seconds
@@ -116,7 +116,7 @@ class Lease(Message, frozen=True):
 
 
 class Parked(Message, frozen=True):
-    """Source -> target: the key is not known or not ready yet; the ask is kept this long."""
+    """Source -> target: the key is not known or not ready yet; the ask is kept this long. Or: the stream goes on."""
 
     attempt: AttemptId
     park_seconds: Seconds
@@ -130,11 +130,39 @@ class Refused(Message, frozen=True):
     capacity: Capacity | None = None
 
 
+class Advance(Message, frozen=True):
+    """Source -> target, while it streams: one more increment may be read. Sent again for a `Landed` that repeats.
+
+    ``frontier`` is how far the increments up to this one go; ``blocks`` are to be appended to those told before, one
+    list a group, and ``total_bytes`` is the source's own count of this increment's wire bytes. ``sealed``, with the
+    last: `descriptor_digest` of the descriptor that all of it amounts to.
+    """
+
+    attempt: AttemptId
+    number: Annotated[int, msgspec.Meta(ge=1, le=limits.MAX_INCREMENTS)]
+    frontier: Frontier
+    blocks: Annotated[tuple[BlockList, ...], msgspec.Meta(max_length=limits.MAX_GROUPS)]
+    total_bytes: Annotated[int, msgspec.Meta(ge=0, le=limits.MAX_TRANSFER_BYTES)]
+    sealed: Text | None = None
+
+
+class Landed(Message, frozen=True):
+    """Target -> source: the first ``increments`` of a stream are here and verified. Repeated while nothing follows."""
+
+    attempt: AttemptId
+    increments: Annotated[int, msgspec.Meta(ge=0, le=limits.MAX_INCREMENTS)]
+
+
 class Prepared(Message, frozen=True):
-    """Target -> source: all bytes of the leg have landed and are verified."""
+    """Target -> source: all bytes of the leg have landed and are verified.
+
+    Of a stream, ``increments`` counts them, ``root`` is over them all, and ``content`` repeats what the last said.
+    """
 
     attempt: AttemptId
     root: Digest | None
+    increments: Annotated[int, msgspec.Meta(ge=0, le=limits.MAX_INCREMENTS)] = 0
+    content: Text | None = None
 
 
 class Commit(Message, frozen=True):
@@ -178,10 +206,15 @@ class Expect(Message, frozen=True):
 
 
 class Announce(Message, frozen=True):
-    """Source -> target (push): the KV for this ticket is sealed; ask. Repeated until asked or ended."""
+    """Source -> target (push): the KV for this ticket is sealed; ask. Repeated until asked or ended.
+
+    With ``stream`` some of it is ready and more will be: ``descriptor`` has no blocks yet, and the most tokens it may
+    come to have.
+    """
 
     key: Key
     descriptor: KVDescriptor
+    stream: bool = False
 
 
 class Renew(Message, frozen=True):
@@ -270,6 +303,8 @@ AnyMessage = (
     | Lease
     | Parked
     | Refused
+    | Advance
+    | Landed
     | Prepared
     | Commit
     | Installed

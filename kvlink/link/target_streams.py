@@ -1,0 +1,83 @@
+"""The streams of a target: what its sources tell of KV that they compute, planned and read increment by increment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kvlink import protocol
+from kvlink.errors import KVLinkError, PeerLostError
+from kvlink.link.target_incoming import Incoming
+from kvlink.link.target_work import LegWork, TargetWork, size_mismatch
+from kvlink.relayout import native_plan
+from kvlink.wire import Advance, error_to_info
+
+if TYPE_CHECKING:
+    from kvlink.descriptor import KVDescriptor
+    from kvlink.link.rank import LocalRank
+    from kvlink.link.sessions import Session, Sessions
+    from kvlink.link.target_reads import Reads
+    from kvlink.plan import CopyPlan
+
+
+class Incomings:
+    """Opens streams and carries out `StartIncrement`. `TargetHalf` only."""
+
+    def __init__(
+        self,
+        rank: LocalRank,
+        sessions: Sessions,
+        reads: Reads,
+        feed: Callable[[TargetWork, protocol.TargetEvent], None],
+    ) -> None:
+        self._rank = rank
+        self._sessions = sessions
+        self._reads = reads
+        self._feed = feed
+
+    def open(self, work: TargetWork, leg: LegWork, session: Session, opening: KVDescriptor) -> None:
+        """A leg is to be read increment by increment.
+
+        Raises:
+            MismatchError, UnsupportedError: the leg cannot be planned.
+        """
+        session.planners.of_stream(leg.groups)
+        starts = opening.starts(work.first_token, work.source_first_tokens(self._rank.caches.spec))
+        room = opening.tokens if work.ticket is None else work.ticket.tokens
+        leg.stream = Incoming(opening, starts, room, blocks=[[] for _ in opening.blocks])
+
+    def start(self, work: TargetWork, leg: LegWork, advance: Advance) -> None:
+        """Read one more increment of a leg."""
+        try:
+            plan = self._plan(work, leg, advance)
+        except KVLinkError as error:
+            ended = protocol.ReadEnded(leg.attempt, error=error_to_info(error), number=advance.number)
+            self._feed(work, ended)
+            return
+        self._reads.start(work, leg, plan, advance.number)
+
+    def _plan(self, work: TargetWork, leg: LegWork, advance: Advance) -> CopyPlan:
+        session, stream = self._sessions.get(leg.peer), leg.stream
+        if session is None or stream is None:
+            raise PeerLostError(f"no session with {leg.peer} to read from", peer=leg.peer)
+        before = stream.frontier
+        stream.hear(advance)
+        plan = session.planners.of_stream(leg.groups).plan(
+            stream.blocks,
+            work.into,
+            before,
+            advance.frontier,
+            starts=stream.starts,
+            max_tokens=stream.opening.tokens,
+            sealed=advance.sealed is not None,
+        )
+        if plan.total_bytes != advance.total_bytes:
+            own = str(self._rank.caches.spec.place)
+            raise size_mismatch(leg, advance.total_bytes, plan.total_bytes, own)
+        stream.frontier = advance.frontier
+        leg.total_bytes += plan.total_bytes
+        if self._rank.gpu is not None:
+            self._rank.gpu.prepare(native_plan(plan))
+        if not work.path:
+            work.path, work.path_reason = session.pump.transport.path(plan, session.wire_name)
+        return plan
