@@ -172,6 +172,8 @@ FETCH_DEADLINE_SECONDS: Final = 60.0
 PUSH_DEADLINE_SECONDS: Final = 300.0
 """What an engine's adapter allows a push, from its blocks to its install (default; see its settings): the prefill
 engine's queue and its prefill are part of it."""
+PUSH_WORDS_PER_STEP: Final = 8
+"""How often in a step an adapter tells that more layers are written: each word costs the engine's thread a little."""
 PREEMPTION_SECONDS: Final = 1.0
 """How long an engine's step waits for the readers of a request that it preempts."""
 RENEWALS_PER_CLAIM: Final = 4

@@ -19,7 +19,7 @@ from kvlink.adapters.vllm.requests import GroupView
 from kvlink.adapters.vllm.scheduler_half import SchedulerHalf
 from kvlink.adapters.vllm.worker_half import WorkerHalf
 from kvlink.cli.bench.content import CacheContent, Prompt
-from kvlink.layout import DType, heads_of_rank, standard_spec
+from kvlink.layout import CacheSpec, DType, heads_of_rank, standard_spec
 
 MODEL = Identity(model="tiny", num_layers=3, num_kv_heads=4, head_dim=32, weights_revision="r1")
 
@@ -67,11 +67,14 @@ class StepEngine:
         now: Callable[[], float] = time.monotonic,
         fetch_seconds: float = 10.0,
         push_seconds: float = 20.0,
+        layers: bool = False,
     ) -> None:
         config = config or Config(transports=("stream",))
         self.block_size = block_size
         self.scrubbed: list[Fetch] = []
         self.contents: list[CacheContent] = []
+        self._by_layer: list[list[CacheContent]] = []
+        self._layers = layers
         self.ranks: list[WorkerHalf] = []
         for tp_rank in range(tp):
             spec = standard_spec(
@@ -88,10 +91,17 @@ class StepEngine:
             content = CacheContent(spec, [region.array for region in caches.regions], canary)
             content.wipe()
             self.contents.append(content)
+            regions = [region.array for region in caches.regions]
+            self._by_layer.append([CacheContent(_only(spec, each), regions, canary) for each in _layers_of(spec)])
             bridge = Bridge.open(config, caches)
             self.ranks.append(
                 WorkerHalf(
-                    bridge, fetch_seconds=fetch_seconds, push_seconds=push_seconds, now=now, scrub=self.scrubbed.append
+                    bridge,
+                    fetch_seconds=fetch_seconds,
+                    push_seconds=push_seconds,
+                    now=now,
+                    scrub=self.scrubbed.append,
+                    layers=range(identity.num_layers) if layers else (),
                 )
             )
         group = GroupView(name="full", index=0, block_size=block_size, windowed=False)
@@ -167,12 +177,16 @@ class StepEngine:
         self._preempted = set()
         work = self.scheduler.take_work()
         carried = msgspec.msgpack.encode(work)  # vLLM sends it to other processes
-        for rank, content in zip(self.ranks, self.contents, strict=True):
+        for rank, content, by_layer in zip(self.ranks, self.contents, self._by_layer, strict=True):
             told = msgspec.msgpack.decode(carried, type=StepWork)
             rank.streams.before_forward(told)
             content.wipe_blocks(self._overwritten)
-            for one in scheduled.values():
-                content.fill(Prompt(one.prompt.seed, one.tokens), one.blocks[: -(-one.tokens // self.block_size)])
+            for layer, own in enumerate(by_layer):
+                for one in scheduled.values():
+                    own.fill(Prompt(one.prompt.seed, one.tokens), one.blocks[: -(-one.tokens // self.block_size)])
+                if self._layers and scheduled:
+                    rank.streams.layer_written(layer)
+                    time.sleep(0.002)  # readers have their turn between two layers
             rank.streams.after_forward()
             rank.start(told)
             ended = rank.ended()
@@ -194,6 +208,17 @@ class StepEngine:
             if kind == "received":
                 self.scheduler.loads_ended(whole)
         return work
+
+
+def _layers_of(spec: CacheSpec) -> list[int]:
+    return sorted({plane.layer for group in spec.groups for plane in group.planes})
+
+
+def _only(spec: CacheSpec, layer: int) -> CacheSpec:
+    """The spec of one layer's storage."""
+    (group,) = spec.groups
+    planes = tuple(plane for plane in group.planes if plane.layer == layer)
+    return msgspec.structs.replace(spec, groups=(msgspec.structs.replace(group, planes=planes),))
 
 
 def run(*engines: StepEngine, until: Callable[[], bool], timeout_seconds: float = 20.0) -> None:

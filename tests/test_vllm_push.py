@@ -36,7 +36,7 @@ def engine() -> Iterator[Make]:
     with ExitStack() as stack:
 
         def make(name: str, **fields: Any) -> StepEngine:
-            made = StepEngine(name, **fields)
+            made = StepEngine(name, **{"layers": True} | fields)
             stack.callback(made.close)
             return made
 
@@ -88,7 +88,8 @@ def test_a_prompt_is_pushed_whole(
     engine: Make, source_tp: int, target_tp: int, source_block: int, target_block: int, first: str
 ) -> None:
     """D1, D4: whichever of the two engines hears of it first; every rank reports once, at its end."""
-    source = engine("prefill", tp=source_tp, block_size=source_block)
+    layers = source_block == 16
+    source = engine("prefill", tp=source_tp, block_size=source_block, layers=layers)
     target = engine("decode", tp=target_tp, block_size=target_block, layout="fused", canary=0x5A)
     there, here = both_sides(source)
     if first == "decode":

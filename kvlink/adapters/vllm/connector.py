@@ -21,11 +21,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.request import RequestStatus
 
-from kvlink.adapters.vllm.geometry import describe_caches, describe_groups, zero_blocks
+from kvlink.adapters.vllm.geometry import describe_caches, describe_groups, streamed_layers, zero_blocks
 from kvlink.adapters.vllm.identity import identity_of, place_of
 from kvlink.adapters.vllm.messages import StepWork
 from kvlink.adapters.vllm.scheduler_half import SchedulerHalf
-from kvlink.adapters.vllm.settings import Settings
+from kvlink.adapters.vllm.settings import Settings, flow_of
 from kvlink.adapters.vllm.stats import KVLinkMetrics, KVLinkStats
 from kvlink.adapters.vllm.worker_half import WorkerHalf
 from kvlink.bridge import Bridge
@@ -67,6 +67,7 @@ class KVLinkConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerHalf | None = None
         self._groups = describe_groups(kv_cache_config)
         self._on_gpu = False
+        self._layers: dict[str, int] = {}
         if role is KVConnectorRole.SCHEDULER:
             views = [group.view for group in self._groups]
             self._scheduler = SchedulerHalf(
@@ -88,6 +89,8 @@ class KVLinkConnector(KVConnectorBase_V1, SupportsHMA):
             layers=self._vllm_config.compilation_config.static_forward_context,
         )
         self._on_gpu = any(tensor.is_cuda for tensor in kv_caches.values())
+        if self._settings.flow == "push" and not self._vllm_config.parallel_config.use_ubatching:
+            self._layers = streamed_layers(self._groups)
         self._worker = WorkerHalf(
             Bridge.open(self._settings.link, caches),
             fetch_seconds=self._settings.fetch_seconds,
@@ -95,6 +98,7 @@ class KVLinkConnector(KVConnectorBase_V1, SupportsHMA):
             now=time.monotonic,
             scrub=lambda load: zero_blocks(self._kv_cache_config, kv_caches, load.blocks, load.first_tokens),
             uncovered="zero" if self._kv_cache_config.needs_kv_cache_zeroing else "leave",
+            layers=self._layers.values(),
         )
 
     def get_handshake_metadata(self) -> KVLinkHandshake | None:
@@ -116,7 +120,9 @@ class KVLinkConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing: loads end before their requests run."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing: a reader comes for the blocks themselves."""
+        """The step's KV is in place in this layer: those it is pushed to may read it, while later ones compute."""
+        if self._worker is not None and (layer := self._layers.get(layer_name)) is not None:
+            self._worker.streams.layer_written(layer, self._moment)
 
     def wait_for_save(self) -> None:
         """The step's KV is in place: those it is pushed to may read it. Nothing is waited for."""
@@ -201,6 +207,11 @@ class KVLinkConnector(KVConnectorBase_V1, SupportsHMA):
         return self._need_scheduler().request_finished(request, block_ids, complete=complete)
 
     # --- both -----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Whether each layer must say when it is written, which a whole captured graph does not."""
+        return flow_of(extra_config) == "push"
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVLinkStats:

@@ -8,7 +8,8 @@ table; those that differ in their rows become groups of their own here, with the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -135,6 +136,17 @@ def describe_caches(
         scales = _scales(group, list(own), layers) if group.spec.kv_quant_mode is not KVQuantMode.NONE else ()
         groups.append(_group(group, config, own, identity, place, _dtype(group.spec, cache_dtype), scales))
     return Caches.from_tensors(planes, groups, identity, place, axes=axes, absent=absent)
+
+
+def streamed_layers(groups: Iterable[CacheGroup]) -> dict[str, int]:
+    """By name, the ids of layers whose KV is all written once vLLM says so of their attention.
+
+    An id with several caches (an indexer's beside the attention's) is left out, for vLLM does not say it of each: it
+    counts as written with the next one.
+    """
+    named = [(layer, name) for group in groups for layer, name in group.layers.items()]
+    count = Counter(layer for layer, _ in named)
+    return {name: layer for layer, name in named if count[layer] == 1}
 
 
 def zero_blocks(

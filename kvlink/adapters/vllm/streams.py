@@ -8,14 +8,14 @@ installed nowhere, for its commit is refused.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from kvlink.adapters.vllm.messages import Advance, Announce, Hand, StepWork
 from kvlink.bridge import Bridge
 from kvlink.errors import KVLinkError
-from kvlink.limits import PREEMPTION_SECONDS
+from kvlink.limits import PREEMPTION_SECONDS, PUSH_WORDS_PER_STEP
 from kvlink.link import Part, State
 
 _log: Final = logging.getLogger("kvlink.adapters.vllm")
@@ -38,11 +38,16 @@ class Streams:
     Args:
         bridge: over this rank's cache.
         report: told each request's id and part once, after its cut-off, when its blocks are held for that.
+        layers: ids of this rank's layers, if each is told when it is written; if not, KV becomes ready step by step.
     """
 
-    def __init__(self, bridge: Bridge, report: Callable[[str, Part], None]) -> None:
+    def __init__(self, bridge: Bridge, report: Callable[[str, Part], None], layers: Iterable[int] = ()) -> None:
         self._bridge = bridge
         self._report = report
+        self._layers = tuple(sorted(layers))
+        self._stride = max(1, len(self._layers) // PUSH_WORDS_PER_STEP)
+        self._written: set[int] = set()
+        self._next = 0
         self._streams: dict[str, _Stream] = {}
         self._of_part: dict[Part, _Stream] = {}
         self._step: list[tuple[_Stream, Advance]] = []
@@ -58,6 +63,28 @@ class Streams:
             for advance in work.advance
             if (stream := self._streams.get(advance.request_id)) is not None and not stream.sealed
         ]
+        self._written.clear()
+        self._next = 0
+
+    def layer_written(self, layer: int, moment: Callable[[], object] = lambda: None) -> None:
+        """The step's KV is written in this layer, too; see `after_forward`.
+
+        A prompt whose beginning was found in the cache may share it with one that this very step computes: so nothing
+        of a step is told before, and all layers count from the first.
+        """
+        if not self._step:
+            return
+        self._written.add(layer)
+        told = self._next
+        while self._next < len(self._layers) and self._layers[self._next] in self._written:
+            self._next += 1
+        if told // self._stride == self._next // self._stride or self._next == len(self._layers):
+            return  # too little for a word of its own, or the step's last
+        event = moment()
+        for stream, advance in self._step:
+            if not stream.part.state.ended:
+                below = self._layers[self._next - 1] + 1
+                stream.part.ready(blocks=advance.blocks, tokens=advance.tokens, layers=below, event=event)
 
     def after_forward(self, moment: Callable[[], object] = lambda: None) -> None:
         """The step's KV is written; on a GPU, it will be once the event that ``moment`` records has passed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -64,9 +64,10 @@ class WorkerHalf:
         scrub: zeroes the blocks of a load that failed, from its first tokens on. What is left of a load may be spoiled
             or torn, and engines multiply what they mask by zero: a NaN there would reach whoever has the block next.
         uncovered: what becomes of slots past the last token that is loaded.
+        layers: ids of the layers that `Streams` is told of as they are written; none: KV is pushed step by step.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what the operator and the cache say
         self,
         bridge: Bridge,
         *,
@@ -75,6 +76,7 @@ class WorkerHalf:
         scrub: Callable[[Fetch], None],
         push_seconds: float = PUSH_DEADLINE_SECONDS,
         uncovered: Literal["leave", "zero"] = "leave",
+        layers: Iterable[int] = (),
     ) -> None:
         self._bridge = bridge
         self._fetch_seconds = fetch_seconds
@@ -86,7 +88,7 @@ class WorkerHalf:
         self._loads: dict[str, _Load] = {}
         self._load_of: dict[Part, _Load] = {}
         self._ended = Ended()
-        self.streams = Streams(bridge, self._sent)
+        self.streams = Streams(bridge, self._sent, layers)
         self.tally = Tally()
 
     @property
