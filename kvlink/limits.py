@@ -112,6 +112,8 @@ DRIFT_MARGIN_SECONDS: Final = 0.5
 REPEAT_SECONDS: Final = 0.5
 """First interval between repeats of an unanswered message; doubles up to MAX_REPEAT_SECONDS."""
 MAX_REPEAT_SECONDS: Final = 2.0
+UNHURRIED_SECONDS: Final = 0.002
+"""How long a message that nobody waits for may wait for one to leave with."""
 TELL_SECONDS: Final = 30.0
 """How long INSTALLED or NOT_INSTALLED is repeated to a source that does not acknowledge."""
 RETRY_HOLD_SECONDS: Final = 10.0
@@ -217,6 +219,7 @@ assert PEER_LOST_SECONDS < 3.0, "a stopped peer is noticed within 3 s"
 assert MAX_CARD_BYTES < MAX_CLAIM_BYTES < MAX_FRAME_BYTES <= MAX_QUEUED_BYTES <= MAX_SEND_QUEUE_BYTES
 assert MAX_UNAUTHENTICATED_FRAME_BYTES < MAX_CARD_BYTES, "a stranger costs less than a peer"
 assert MAX_ECHO_CHARS * 4 < MAX_TEXT_BYTES
+assert 100 * UNHURRIED_SECONDS < REPEAT_SECONDS, "what may wait is not repeated for it"
 assert REPEAT_SECONDS <= MAX_REPEAT_SECONDS < COMMIT_TTL_SECONDS
 assert COMMIT_TTL_SECONDS + DRIFT_MARGIN_SECONDS < 5.0, "a source whose target dies after the commit ends within 5 s"
 assert PEER_LOST_SECONDS + LOST_HOLD_SECONDS < 5.0, "a source whose target dies while it reads ends within 5 s"

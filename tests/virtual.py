@@ -208,7 +208,8 @@ class VirtualConnection:
         self.peer = ""
         self._net = net
         self._inbox: deque = deque()
-        self._arrived = asyncio.Event()
+        self._on_message: Callable | None = None
+        self._on_end: Callable | None = None
         self._last = 0.0
 
     def send(self, message) -> None:
@@ -221,19 +222,18 @@ class VirtualConnection:
             raise self.error  # type: ignore[misc]
         self._later(self.other._arrive, message)
 
-    async def receive(self):
-        while not self._inbox:
-            if self.error is not None:
-                raise self.error
-            self._arrived.clear()
-            await self._arrived.wait()
-        return self._inbox.popleft()
+    def listen(self, on_message: Callable, on_end: Callable) -> None:
+        self._on_message, self._on_end = on_message, on_end
+        while self._inbox:
+            self._hear(self._inbox.popleft())
+        if self.error is not None:
+            self._net.loop.call_soon(on_end, self.error)
 
-    def __aiter__(self):
-        return self
-
-    async def __anext__(self):
-        return await self.receive()
+    def _hear(self, message) -> None:
+        try:
+            self._on_message(message)
+        except KVLinkError as error:
+            self.fail(error)
 
     async def channel(self, index: int = 0, *, path: str | None = None, timeout_seconds: float) -> _Channel:
         assert (index, path) == (0, None)
@@ -255,14 +255,17 @@ class VirtualConnection:
 
     def _arrive(self, message) -> None:
         if self.error is None and not self.dead:
-            self._inbox.append(message)
-            self._arrived.set()
+            if self._on_message is None:
+                self._inbox.append(message)
+            else:
+                self._hear(message)
 
     def _end(self, error: KVLinkError) -> bool:
         if self.error is not None:
             return False
         self.error = error
-        self._arrived.set()
+        if self._on_end is not None:
+            self._net.loop.call_soon(self._on_end, error)
         if self in self._net.connections:
             self._net.connections.remove(self)
         return True

@@ -411,6 +411,9 @@ class Engine:
         """
 
     def cut_off(self, peer: str, attempt: int) -> int: ...
+    def forget(self, peer: str, attempt: int) -> None:
+        """Of a read that has ended: renew its lease no longer."""
+
     def poll(
         self, limit: int
     ) -> list[tuple[int, int, str, int, int, int, int | None, int, int | None, float, float, str, str, str]]:

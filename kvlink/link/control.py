@@ -13,7 +13,7 @@ import os
 import socket
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import Final, Self
+from typing import Final
 
 from kvlink import limits
 from kvlink.errors import (
@@ -25,11 +25,18 @@ from kvlink.errors import (
 from kvlink.link.handshake import DialerHandshake, Session
 from kvlink.link.introduction import check_introduce
 from kvlink.link.sockets import dial, receive_frame, send_frame
-from kvlink.wire import Address, AnyMessage, Introduce, decode, encode, frame_length, pack_frame
+from kvlink.wire import Ack, Address, AnyMessage, Installed, Introduce, decode, encode, frame_length, pack_frame
 from kvlink.wire.codec import HEADER
 from kvlink.wire.opening import Purpose
 
 log: Final = logging.getLogger("kvlink.link")
+
+_BUFFER_BYTES: Final = 16 * 1024
+"""Of each connection, for what arrives; a longer frame gets more as it comes in."""
+_SHORT_BYTES: Final = 256
+"""Less than this behind a frame is no reason to hold its answer back: what nobody waits for, at most."""
+_UNHURRIED: Final = (Installed, Ack)
+"""Messages for which no request waits; repeats and bounds of the protocol are hundreds of times longer."""
 
 
 async def connect(
@@ -90,6 +97,8 @@ class ControlConnection:
         self.peer = "a peer not introduced yet" if dialled is None else str(dialled)
         self.closed = asyncio.Event()
         self.error: KVLinkError | None = None
+        self._on_message: Callable[[AnyMessage], None] | None = None
+        self._on_end: Callable[[KVLinkError], None] | None = None
         self._inbox: deque[tuple[AnyMessage, int]] = deque()
         self._inbox_bytes = 0
         self._arrived = asyncio.Event()
@@ -121,7 +130,7 @@ class ControlConnection:
         self.peer = str(introduced.spec.place)
 
     def send(self, message: AnyMessage) -> None:
-        """Queue ``message``; it leaves in order. Never blocks.
+        """Send ``message``, or queue it; all leave in order. Never blocks.
 
         Raises:
             KVLinkError: the connection has ended, by `error`.
@@ -136,7 +145,25 @@ class ControlConnection:
             error = PeerLostError(msg, peer=self.peer, stage="send")
             self.fail(error)
             raise error
-        self._frames.write(frame)
+        self._frames.write(frame, hurried=not isinstance(message, _UNHURRIED))
+
+    def listen(self, on_message: Callable[[AnyMessage], None], on_end: Callable[[KVLinkError], None]) -> None:
+        """Hand over each message as it arrives, and in the end why there are no more. Once, and instead of `receive`.
+
+        What a task that awaits `receive` would cost, a turn of the loop a message, is most of a short request's time.
+
+        Args:
+            on_message: what has arrived before comes first, at once. Whatever it raises ends the connection.
+            on_end: called once, in a turn of its own.
+        """
+        self._on_message, self._on_end = on_message, on_end
+        while self._inbox:
+            self._hear(self._inbox.popleft()[0])
+        self._inbox_bytes = 0
+        if self.error is not None:
+            asyncio.get_running_loop().call_soon(on_end, self.error)
+        else:
+            self._frames.resume()
 
     async def receive(self) -> AnyMessage:
         """The next message. One caller at a time; cancellation loses no message.
@@ -156,12 +183,6 @@ class ControlConnection:
         if self._has_room(limits.MAX_QUEUED_MESSAGES // 2, limits.MAX_QUEUED_BYTES // 2):
             self._frames.resume()
         return message
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> AnyMessage:
-        return await self.receive()
 
     async def channel(
         self,
@@ -223,7 +244,10 @@ class ControlConnection:
             self._frames.abort()
 
     def arrived(self, message: AnyMessage, size_bytes: int) -> bool:
-        """The frames' call: put ``message`` into the inbox; whether there is room for more."""
+        """The frames' call: hand ``message`` over, or put it into the inbox; whether there is room for more."""
+        if self._on_message is not None:
+            self._hear(message)
+            return True
         self._inbox.append((message, size_bytes))
         self._inbox_bytes += size_bytes
         self._arrived.set()
@@ -235,6 +259,17 @@ class ControlConnection:
         if self._abort_timer is not None:
             self._abort_timer.cancel()
         self.closed.set()
+
+    def _hear(self, message: AnyMessage) -> None:
+        if self.error is not None or self._on_message is None:
+            return
+        try:
+            self._on_message(message)
+        except KVLinkError as error:
+            self.fail(error)
+        except Exception as error:  # our own fault, and the peer waits for an answer that will not come
+            log.exception("a %s of %s failed inside", type(message).__name__, self.peer)
+            self.fail(ClosedError(f"failed inside: {type(error).__name__}", peer=self.peer, stage="control"))
 
     async def _dial_channel(self, address: Address, index: int) -> socket.socket:
         if self.error is not None:
@@ -256,42 +291,71 @@ class ControlConnection:
         for sock in self._channels.values():
             sock.close()
         self._channels.clear()
+        if self._on_end is not None:
+            asyncio.get_running_loop().call_soon(self._on_end, error)
         return True
 
 
-class _Frames(asyncio.Protocol):
-    """The socket side: takes frames apart as bytes arrive, and stops reading while the inbox is full."""
+class _Frames(asyncio.BufferedProtocol):
+    """The socket side: takes frames apart as bytes arrive, and stops reading while the inbox is full.
+
+    What somebody waits for leaves at once, or, while more of one delivery is being answered, with the answers to the
+    rest. What nobody waits for leaves behind the next that is hurried, or alone a little later: it costs neither side
+    a call of its own. It is about attempts that have ended, so that order says nothing.
+    """
 
     def __init__(self, connection: ControlConnection) -> None:
         self._connection = connection
-        self._buffer = bytearray()
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._have_bytes = 0
         self._transport: asyncio.Transport | None = None
         self._reading = True
+        self._holding = False
+        self._hurried: list[bytes] = []
+        self._unhurried: list[bytes] = []
+        self._unsent_bytes = 0
+        self._late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        if self._have_bytes == len(self._buffer):  # a long frame: it has come this far, so it may have as much again
+            self._replace_buffer(min(2 * len(self._buffer), HEADER.size + limits.MAX_FRAME_BYTES))
+        return self._buffer[self._have_bytes :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._have_bytes += nbytes
         self._take_apart()
 
     def connection_lost(self, exc: Exception | None) -> None:
         how = "closed by the peer" if exc is None else f"{type(exc).__name__}: {exc}"
-        if self._buffer:
-            how += f", with {len(self._buffer)} bytes of an unfinished frame"
-        self._buffer.clear()
+        if self._have_bytes:
+            how += f", with {self._have_bytes} bytes of an unfinished frame"
+        self._have_bytes = 0
+        if self._late is not None:
+            self._late.cancel()
         self._connection.lost(how)
 
     @property
     def unsent_bytes(self) -> int:
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return self._unsent_bytes + (0 if self._transport is None else self._transport.get_write_buffer_size())
 
-    def write(self, frame: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(frame)
+    def write(self, frame: bytes, *, hurried: bool) -> None:
+        self._unsent_bytes += len(frame)
+        (self._hurried if hurried else self._unhurried).append(frame)
+        if hurried and not self._holding:
+            self._flush()
+        elif not hurried and self._late is None:
+            self._late = asyncio.get_running_loop().call_later(limits.UNHURRIED_SECONDS, self._flush_late)
+
+    def _flush_late(self) -> None:
+        self._late = None
+        self._flush()
 
     def close(self) -> None:
+        self._flush()
         if self._transport is not None:
             self._transport.close()
 
@@ -307,28 +371,55 @@ class _Frames(asyncio.Protocol):
             if self._reading:
                 self._transport.resume_reading()
 
+    def _flush(self) -> None:
+        """Hurried first: their receiver need not take in the rest before it answers."""
+        frames = self._hurried + self._unhurried
+        self._hurried.clear()
+        self._unhurried.clear()
+        self._unsent_bytes = 0
+        if frames and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
+
     def _take_apart(self) -> None:
         start = 0
         try:
             while self._reading and (end := self._frame_end(start)) is not None:
-                message = decode(bytes(memoryview(self._buffer)[start + HEADER.size : end]))
+                message = decode(self._buffer[start + HEADER.size : end])
                 size_bytes, start = end - start, end
+                self._holding = self._have_bytes - end > _SHORT_BYTES
                 if not self._connection.arrived(message, size_bytes):
                     self._pause()
         except KVLinkError as error:
             log.debug("closing the control connection to %s: %s", self._connection.peer, error)
             error.peer = self._connection.peer
             self._connection.fail(error)
-            start = len(self._buffer)
-        del self._buffer[:start]
+            start = self._have_bytes
+        self._holding = False
+        if self._hurried:
+            self._flush()
+        self._discard(start)
+
+    def _discard(self, count: int) -> None:
+        """What was taken apart makes room; a buffer that grew for a long frame goes once that is gone."""
+        left = self._have_bytes = max(self._have_bytes - count, 0)
+        if len(self._buffer) > _BUFFER_BYTES and left <= _BUFFER_BYTES // 2:
+            self._buffer = self._buffer[count:]
+            self._replace_buffer(_BUFFER_BYTES)
+        elif left and count:
+            self._buffer[:left] = bytes(self._buffer[count : count + left])
+
+    def _replace_buffer(self, size_bytes: int) -> None:
+        larger = memoryview(bytearray(size_bytes))
+        larger[: self._have_bytes] = self._buffer[: self._have_bytes]
+        self._buffer = larger
 
     def _frame_end(self, start: int) -> int | None:
         """Where the frame at ``start`` ends in the buffer, or ``None`` while it is not whole."""
         begin = start + HEADER.size
-        if len(self._buffer) < begin:
+        if self._have_bytes < begin:
             return None
-        end = begin + frame_length(bytes(memoryview(self._buffer)[start:begin]), limits.MAX_FRAME_BYTES)
-        return end if len(self._buffer) >= end else None
+        end = begin + frame_length(self._buffer[start:begin], limits.MAX_FRAME_BYTES)
+        return end if self._have_bytes >= end else None
 
     def _pause(self) -> None:
         self._reading = False

@@ -85,13 +85,17 @@ class Machine(Generic[State, Event]):
         self._set_timer()
 
     def _set_timer(self) -> None:
+        """A timer that rings too early stays, and is set anew when it rings: most requests end before that."""
+        at = None if self._stopped else self._next_timer(self.state)
         if self._timer is not None:
+            if at is not None and self._timer.when() <= at:
+                return
             self._timer.cancel()
-        if self._stopped:
-            return
-        at = self._next_timer(self.state)
-        self._timer = None if at is None else self._loop.call_at(at, self._tick)
+        self._timer = None if at is None else self._loop.call_at(at, self._ring)
 
-    def _tick(self) -> None:
-        self._events.append(Tick())
+    def _ring(self) -> None:
+        self._timer = None
+        at = self._next_timer(self.state)
+        if at is not None and at <= self._loop.time():
+            self._events.append(Tick())
         self._run()

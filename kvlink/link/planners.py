@@ -27,6 +27,10 @@ class Planners:
         self._by_leg: dict[tuple[GroupShare, ...], LegPlanner] = {}
         self._of_streams: dict[tuple[GroupShare, ...], IncrementPlanner] = {}
 
+    def knows(self, leg_groups: Sequence[GroupShare]) -> bool:
+        """Whether a leg was planned before: then the two specs agree, and what is left to refuse is little."""
+        return tuple(leg_groups) in self._by_leg
+
     def of(self, leg_groups: Sequence[GroupShare]) -> LegPlanner:
         """The planner of a leg that is read at once, made if need be.
 

@@ -56,12 +56,12 @@ class Pump:
         self._handlers.clear()
 
     def _drain(self) -> None:
-        self.transport.arm()
         while batch := self.transport.poll(_BATCH):
             for completion in batch:
                 self._dispatch(completion)
             if len(batch) < _BATCH:
                 break
+        self.transport.arm()  # if that cannot be, the descriptor stays readable, and the loop comes back
 
     def _dispatch(self, completion: Completion) -> None:
         handler = self._handlers.pop(completion.op, None) if completion.op else None

@@ -12,6 +12,7 @@ import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvlink import limits
@@ -261,7 +262,7 @@ class Sessions:
         self._by_wire_name[wire_name] = session
         self.watch(session, None)
         self._on_up(session)
-        self._tasks.start(self._listen(session), f"listen {peer}")
+        connection.listen(partial(self._heard, session), partial(self._down, session))
         return session
 
     def _check_open(self, connection: ControlConnection) -> None:
@@ -298,14 +299,10 @@ class Sessions:
                 stage="handshake",
             )
 
-    async def _listen(self, session: Session) -> None:
-        try:
-            async for message in session.connection:
-                if isinstance(message, Goodbye):
-                    raise PeerLostError(f"the peer said goodbye: {message.why}", peer=session.peer)
-                self._on_message(session, message)
-        except KVLinkError as error:
-            self._down(session, error)
+    def _heard(self, session: Session, message: AnyMessage) -> None:
+        if isinstance(message, Goodbye):
+            raise PeerLostError(f"the peer said goodbye: {message.why}", peer=session.peer)
+        self._on_message(session, message)
 
     def _down(self, session: Session, error: KVLinkError) -> None:
         if session.ended:

@@ -30,11 +30,15 @@ class Calls:
         self._loop = asyncio.get_running_loop()
         self._places: dict[str, tuple[str, Place]] = {}
 
-    async def connect(self, roster: Roster, legs: Sequence[LegWork]) -> list[Session]:
-        """A session for each leg; raises as `Sessions.dial` does."""
+    def connected(self, legs: Sequence[LegWork]) -> list[Session] | None:
+        """A session for each leg, if all are up."""
         live = [self._sessions.get(leg.peer) for leg in legs]
         up = [session for session in live if session is not None]
-        if len(up) == len(legs):  # the common case: no turn of the loop is spent on it
+        return up if len(up) == len(legs) else None
+
+    async def connect(self, roster: Roster, legs: Sequence[LegWork]) -> list[Session]:
+        """A session for each leg; raises as `Sessions.dial` does."""
+        if (up := self.connected(legs)) is not None:
             return up
         dials = []
         for leg in legs:

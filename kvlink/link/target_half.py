@@ -35,9 +35,10 @@ from kvlink.link.target_reads import Reads
 from kvlink.link.target_siblings import Siblings
 from kvlink.link.target_streams import Incomings
 from kvlink.link.target_work import LegWork, TargetWork, plan_of, size_mismatch, starts_of
+from kvlink.link.uncovered import zero_uncovered
 from kvlink.memory.ledger import ReservationState
 from kvlink.protocol import End, Failure, TargetPhase
-from kvlink.relayout import native_plan, uncovered_stretches, zero_uncovered
+from kvlink.relayout import native_plan
 from kvlink.wire import (
     Ack,
     Advance,
@@ -140,7 +141,7 @@ class TargetHalf:
         work = TargetWork.of(offer, into, part, starts, uncovered, deadline_seconds, self._loop.time())
         work.together = self._has_siblings(together)
         work.descriptor, work.after = descriptor, after
-        if not self._joined(work, descriptor_digest(descriptor), offer.tokens):
+        if not self._joined(work, descriptor_digest(descriptor), offer.tokens) and not self._asked_at_once(work):
             self._tasks.start(self._prepare(work), f"fetch {work.key}")
 
     def expect(  # noqa: PLR0913 - the verb's own arguments
@@ -261,11 +262,24 @@ class TargetHalf:
         place = self._rank.caches.spec.place
         return together and place.pp_size * place.tp_size > 1
 
+    def _asked_at_once(self, work: TargetWork) -> bool:
+        """Ask in the verb's own turn, where there is nothing to wait for; False: `_prepare` it."""
+        if work.after is not None or work.together:
+            return False
+        legs: Sequence[LegWork] = ()
+        try:
+            legs, unread = self.legs.of(work.roster, share_of(self._rank.caches.spec))
+            sessions = self._calls.connected(legs)
+            if unread or sessions is None or not self._reads.place_at_once(legs):
+                return False
+            self._ask(work, legs, sessions)
+        except Exception as error:  # noqa: BLE001 - as below
+            self._reads.leave(legs)
+            self._fail_early(work, error)
+        return True
+
     async def _prepare(self, work: TargetWork) -> None:
         """Sessions, plans, then the protocol's first step."""
-        descriptor = work.descriptor
-        if descriptor is None:  # pragma: no cover - set by every caller
-            raise ClosedError("a request was prepared without a descriptor", request_id=work.key)
         legs: Sequence[LegWork] = ()
         try:
             legs, unread = self.legs.of(work.roster, share_of(self._rank.caches.spec))
@@ -279,13 +293,34 @@ class TargetHalf:
             if work.part.state.ended:
                 self._reads.leave(legs)
                 return
-            work.phases["handshake"] = self._loop.time() - work.started
-            self._plan(work, legs, sessions, descriptor)
+            self._ask(work, legs, sessions)
         except Exception as error:  # noqa: BLE001 - a part that never ends is worse than any error in it
             self._reads.leave(legs)
             self._fail_early(work, error)
-        else:
+
+    def _ask(self, work: TargetWork, legs: Sequence[LegWork], sessions: Sequence[Session]) -> None:
+        """Plan, and begin: in this order where either may be refused, else while the source is at its answer already.
+
+        A raise means that nobody was asked.
+        """
+        descriptor = work.descriptor
+        if descriptor is None:  # pragma: no cover - set by every caller
+            raise ClosedError("a request was prepared without a descriptor", request_id=work.key)
+        work.phases["handshake"] = self._loop.time() - work.started
+        for session in sessions:
+            check_descriptor(descriptor, session.spec, stream=work.streams)
+        known = not work.streams and all(
+            session.planners.knows(leg.groups) for leg, session in zip(legs, sessions, strict=True)
+        )
+        if not known or work.uncovered == "zero":
+            self._plan(work, legs, sessions, descriptor)
             self._begin(work, legs)
+            return
+        self._begin(work, legs)
+        try:
+            self._plan(work, legs, sessions, descriptor)
+        except KVLinkError as error:
+            self._feed(work, protocol.Cancel(protocol.failure_of(error_to_info(error))))
 
     def _plan(
         self, work: TargetWork, legs: Sequence[LegWork], sessions: Sequence[Session], descriptor: KVDescriptor
@@ -293,7 +328,6 @@ class TargetHalf:
         began = self._loop.time()
         own = self._rank.caches.spec
         for leg, session in zip(legs, sessions, strict=True):
-            check_descriptor(descriptor, session.spec, stream=work.streams)
             capabilities = session.pump.transport.capabilities()
             work.transport, work.transport_reason = capabilities.name, session.reason
             if work.streams:
@@ -305,17 +339,8 @@ class TargetHalf:
                 self._rank.gpu.prepare(native_plan(leg.plan))
             work.path, work.path_reason = session.pump.transport.path(leg.plan, session.wire_name)
         if work.uncovered == "zero":
-            self._zero_uncovered(work, descriptor.tokens)
+            zero_uncovered(self._rank.caches, self._rank.gpu, work.into, descriptor.tokens)
         work.phases["plan"] = self._loop.time() - began
-
-    def _zero_uncovered(self, work: TargetWork, tokens: int) -> None:
-        """No read writes these slots, so their turn is when an error is still the request's alone."""
-        caches, gpu = self._rank.caches, self._rank.gpu
-        if gpu is None:
-            zero_uncovered(caches.spec, [region.array for region in caches.regions], work.into, tokens)
-            return
-        stretches = uncovered_stretches(caches.spec, work.into, tokens)
-        gpu.zero((caches.regions[region].address + offset, length) for region, offset, length in stretches)
 
     def _begin(self, work: TargetWork, legs: Sequence[LegWork]) -> None:
         now = self._loop.time()

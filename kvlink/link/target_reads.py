@@ -55,13 +55,20 @@ class Reads:
 
         Cancelling it leaves the queue.
         """
+        if not self.place_at_once(legs):
+            await self._turn(work, sum(leg.wanted_places for leg in legs))
+            for leg in legs:
+                leg.places = leg.wanted_places
+
+    def place_at_once(self, legs: Sequence[LegWork]) -> bool:
+        """Take the places if they are free and nobody was there before; whether it did."""
         count = sum(leg.wanted_places for leg in legs)
-        if self._fits(count) and not self._queue:
-            self._placed += count
-        else:
-            await self._turn(work, count)
+        if self._queue or not self._fits(count):
+            return False
+        self._placed += count
         for leg in legs:
             leg.places = leg.wanted_places
+        return True
 
     def leave(self, legs: Iterable[LegWork]) -> None:
         """These read no more, or never will: whoever waits may have their places. Idempotent."""
@@ -134,20 +141,23 @@ class Reads:
             self.leave((leg,))
             self._feed(work, protocol.CutOffDone(leg.attempt))
             return
-        self._cut(leg, leg.reading)
+        self._cut(leg)
 
     def forget(self, leg: LegWork, increments: int | None = None) -> None:
         """End the leases' renewals for what reads no more: all of it, or of a stream the first ``increments``."""
         last = None if increments is None else leg.attempt + increments
         over = {number for number in leg.renewed if last is None or number <= last}
         leg.renewed -= over
-        self._cut(leg, over)
+        session = self._sessions.of_wire_name(leg.wire_name)
+        if session is not None:
+            for number in over:
+                session.pump.transport.forget(leg.wire_name, number)
 
-    def _cut(self, leg: LegWork, numbers: Iterable[int]) -> None:
+    def _cut(self, leg: LegWork) -> None:
         """Without a session its end has the transport cut everything off, and READ completions follow."""
         session = self._sessions.of_wire_name(leg.wire_name)
         if session is not None:
-            for number in numbers:
+            for number in leg.reading:
                 session.pump.transport.cut_off(leg.wire_name, number)
 
     def _ended(self, work: TargetWork, leg: LegWork, increment: int, completion: Completion) -> None:

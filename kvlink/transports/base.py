@@ -303,6 +303,10 @@ class Transport(ABC):
         Bytes may land until then. An attempt or a peer that is not known ends in CUT_OFF all the same.
         """
 
+    def forget(self, peer: str, attempt: int) -> None:
+        """Renew the lease of an attempt no longer whose READ has completed. Soon; nothing tells of it."""
+        self.cut_off(peer, attempt)
+
     @abstractmethod
     def poll(self, limit: int = 256) -> list[Completion]:
         """Up to ``limit`` completions, oldest first. Never blocks."""

@@ -95,6 +95,10 @@ class NativeTransport(Transport, Generic[AnyEngine]):
         """See `Transport.cut_off`."""
         return self._live().cut_off(peer, attempt)
 
+    def forget(self, peer: str, attempt: int) -> None:
+        """See `Transport.forget`: with the next command or heartbeat, so that no thread wakes for it."""
+        self._live().forget(peer, attempt)
+
     def poll(self, limit: int = 256) -> list[Completion]:
         """See `Transport.poll`. Works after `close`, too: every operation's end can still be collected."""
         self._require_same_process()

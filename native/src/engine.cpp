@@ -212,4 +212,9 @@ std::uint64_t Engine::cut_off(const std::string& peer, AttemptId attempt) {
   return last_op_;
 }
 
+void Engine::forget(const std::string& peer, AttemptId attempt) {
+  require_open();
+  behind_->commands().push_unhurried(command::Forget{peer, attempt});
+}
+
 }  // namespace kvlink

@@ -38,6 +38,8 @@ class Engine {
   // `spec` lacks its op and regions.
   std::uint64_t read(ReadSpec spec);
   std::uint64_t cut_off(const std::string& peer, AttemptId attempt);
+  // Of an attempt whose read has ended: renew its lease no longer. Within a heartbeat; nothing tells of it.
+  void forget(const std::string& peer, AttemptId attempt);
 
   std::vector<Completion> poll(std::size_t limit) { return core_->completions.pop(limit); }
   int fileno() const { return core_->completions.fd(); }

@@ -118,6 +118,11 @@ void EngineThread::obey(command::CutOff& cut_off) {
                            .attempt = cut_off.attempt});
 }
 
+void EngineThread::obey(command::Forget& forget) {
+  const auto found = members_.find(forget.peer);
+  if (found != members_.end()) found->second.peer->forget(forget.attempt);
+}
+
 void EngineThread::obey(command::Lose& lose) {
   const auto found = members_.find(lose.peer);
   if (found != members_.end()) found->second.peer->lose(std::move(lose.detail));

@@ -39,6 +39,11 @@ struct CutOff {
   std::string peer;
   AttemptId attempt;
 };
+// Nothing waits for it: renew this attempt's lease no longer.
+struct Forget {
+  std::string peer;
+  AttemptId attempt;
+};
 // From another thread of the transport: the peer is lost.
 struct Lose {
   std::string peer;
@@ -50,8 +55,8 @@ struct Nudge {};
 struct Close {};
 }  // namespace command
 
-using Command = std::variant<command::Connect, command::Disconnect, command::StartRead, command::CutOff, command::Lose,
-                             command::LeaseBegan, command::Nudge, command::Close>;
+using Command = std::variant<command::Connect, command::Disconnect, command::StartRead, command::CutOff, command::Forget,
+                             command::Lose, command::LeaseBegan, command::Nudge, command::Close>;
 
 class EngineThread {
  public:
@@ -93,6 +98,7 @@ class EngineThread {
   void obey(command::Disconnect& disconnect);
   void obey(command::StartRead& start);
   void obey(command::CutOff& cut_off);
+  void obey(command::Forget& forget);
   void obey(command::Lose& lose);
   void obey(command::LeaseBegan&);
   void obey(command::Nudge&) {}

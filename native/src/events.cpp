@@ -21,9 +21,9 @@ void EventFd::signal() const {
   [[maybe_unused]] const ssize_t n = write(fd_, &one, sizeof one);
 }
 
-void EventFd::clear() const {
-  std::uint64_t count;
-  [[maybe_unused]] const ssize_t n = read(fd_, &count, sizeof count);
+std::uint64_t EventFd::clear() const {
+  std::uint64_t count = 0;
+  return read(fd_, &count, sizeof count) == sizeof count ? count : 0;
 }
 
 void CompletionQueue::push(Completion completion) {

@@ -46,7 +46,8 @@ class EventFd {
 
   int fd() const { return fd_; }
   void signal() const;
-  void clear() const;
+  // How many signals it took away.
+  std::uint64_t clear() const;
 
  private:
   int fd_;
@@ -69,7 +70,8 @@ class CompletionQueue {
   EventFd event_;
 };
 
-// Python's thread pushes, the engine's takes all there is; signalled as above.
+// Python's thread pushes, the engine's takes all there is; signalled as above. A signal that comes after its command was
+// taken is owed, and cleared by a later take(): nobody else would, and the descriptor would keep its waiter awake.
 template <typename Command>
 class CommandQueue {
  public:
@@ -79,22 +81,31 @@ class CommandQueue {
     {
       const std::lock_guard lock(mutex_);
       waiting_.push_back(std::move(command));
-      if (waiting_.size() > 1) return;
+      if (std::exchange(signalled_, true)) return;
+      ++owed_;
     }
     event_.signal();
+  }
+
+  // To be taken with the next that is pushed, or whenever the thread wakes: nobody waits for it.
+  void push_unhurried(Command command) {
+    const std::lock_guard lock(mutex_);
+    waiting_.push_back(std::move(command));
   }
 
   // Fills `taken`, which must be empty.
   void take(std::vector<Command>& taken) {
     const std::lock_guard lock(mutex_);
-    if (waiting_.empty()) return;
     std::swap(waiting_, taken);
-    event_.clear();
+    signalled_ = false;
+    if (owed_ > 0) owed_ -= event_.clear();
   }
 
  private:
   std::mutex mutex_;
   std::vector<Command> waiting_;
+  bool signalled_ = false;
+  std::uint64_t owed_ = 0;
   EventFd event_;
 };
 

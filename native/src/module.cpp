@@ -434,6 +434,7 @@ void bind_engine(nb::module_& m) {
       .def("read", &engine_read, "peer"_a, "attempt"_a, "plan"_a, "integrity"_a, "chunk_leaves"_a, "max_rereads"_a,
            "packed"_a = false, "`packed`: the source is to pack the bytes, where the transport can do both.")
       .def("cut_off", &Engine::cut_off, "peer"_a, "attempt"_a)
+      .def("forget", &Engine::forget, "peer"_a, "attempt"_a, "Of a read that has ended: renew its lease no longer.")
       .def("poll", &engine_poll, "limit"_a, "Completions as tuples of kvlink.transports.base.Completion's fields.")
       .def("fileno", &Engine::fileno)
       .def("arm", &Engine::arm)

@@ -25,13 +25,17 @@ void Peer::read(std::shared_ptr<ActiveRead> read) {
 }
 
 void Peer::cut_off(std::uint64_t op, AttemptId attempt) {
-  std::erase_if(lingering_, [attempt](const auto& entry) { return entry.first == attempt; });
+  forget(attempt);
   if (ActiveRead* read = find(attempt)) {
     read->stop(Outcome::cut_off, "");
     read->cut_offs.push_back(op);
   } else {
     core_.completions.push({.kind = CompletionKind::cut_off, .op = op, .peer = name_, .attempt = attempt});
   }
+}
+
+void Peer::forget(AttemptId attempt) {
+  std::erase_if(lingering_, [attempt](const auto& entry) { return entry.first == attempt; });
 }
 
 void Peer::disconnect(std::uint64_t op) {

@@ -27,6 +27,8 @@ class Peer : protected FrameSink {
 
   void read(std::shared_ptr<ActiveRead> read);
   void cut_off(std::uint64_t op, AttemptId attempt);
+  // Renews a lease no longer whose read has ended.
+  void forget(AttemptId attempt);
   void disconnect(std::uint64_t op);  // op 0: nobody asks for its end
   // Reset, silence or a violation. Idempotent.
   void lose(std::string detail);  // by value: it may be the channel's own

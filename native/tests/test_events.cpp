@@ -49,7 +49,19 @@ void commands_come_in_order() {
     taken.clear();
   }
   producer.join();
+  queue.take(taken);  // the last signal may have come after its command was taken
+  CHECK(taken.empty() && !readable(queue.fd(), 0));
+}
+
+void what_nobody_waits_for_wakes_nobody() {
+  CommandQueue<int> queue;
+  queue.push_unhurried(1);
   CHECK(!readable(queue.fd(), 0));
+  queue.push(2);
+  CHECK(readable(queue.fd(), 0));
+  std::vector<int> taken;
+  queue.take(taken);
+  CHECK((taken == std::vector{1, 2}) && !readable(queue.fd(), 0));
 }
 
 }  // namespace
@@ -57,4 +69,5 @@ void commands_come_in_order() {
 int main() {
   completions_wake_whoever_waits_as_told();
   commands_come_in_order();
+  what_nobody_waits_for_wakes_nobody();
 }
