@@ -10,18 +10,21 @@ import socket
 import struct
 import time
 
+import msgspec
 import numpy as np
 import xxhash
 from watching import Watching
 
+from kvlink.errors import KVLinkError, PeerIncompatibleError, SchemaError, TransportError
 from kvlink.limits import LEAF_BYTES
 from kvlink.testing.harness import MEMORY_BYTES, REGION, scattered_plan, wire_bytes
 from kvlink.transports.base import CompletionKind, Exposure, Read, RegionKey
-from kvlink.transports.shared import MAPPABLE, SharedTransport
+from kvlink.transports.shared import MAPPABLE, SharedAddress, SharedTransport
 
 BELL, MAP, GIVE_REGION, WANT_RING, RING = range(1, 6)
 FRAME = struct.Struct("<IIQQQ")
 SLOTS, SLOT_BYTES = 8, 256 * 1024
+LARGEST_ASK_BYTES = SLOT_BYTES
 WORDS_BYTES, ASK_BYTES, ANSWER_BYTES = 128, 64, 192
 SEALS = fcntl.F_SEAL_SHRINK | 0x0010  # against later writing, too
 PAGE = 4096
@@ -50,7 +53,7 @@ class Rig(Watching):
         self.lane.settimeout(5)
         self.end_of(self.transport.connect("peer", self.transport.address(), channel.detach(), [lane.detach()]))
 
-    def read(self, *, mappable: bool, max_rereads: int = 0) -> int:
+    def read(self, *, mappable: bool = True, max_rereads: int = 0) -> int:
         """Start reading the kit's plan from the test."""
         key = MAPPABLE if mappable else b""
         self.transport.import_key("peer", RegionKey(region=REGION, address=0, length=MEMORY_BYTES, key=key))
@@ -150,6 +153,7 @@ class FakeTarget:
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
         self.file, self.page = file_of(PAGE)
+        self.asked = 0
         rig.tell(WANT_RING, self.file)
         word, _, _, _, (answers, ring) = rig.hear()
         assert word == RING
@@ -157,14 +161,35 @@ class FakeTarget:
         self.answers = mmap.mmap(answers, 0, prot=mmap.PROT_READ)
 
     def ask(self, attempt: int, begin: int, end: int, digests: int = 1, *, count: int = 1) -> None:
-        struct.pack_into("<QqqI", self.page, WORDS_BYTES, attempt, begin, end, digests)
-        struct.pack_into("<I", self.page, 0, count)
+        """The next ask, told as ``count``."""
+        entry = WORDS_BYTES + self.asked % SLOTS * ASK_BYTES
+        struct.pack_into("<QqqI", self.page, entry, attempt, begin, end, digests)
+        self.asked += count
+        struct.pack_into("<I", self.page, 0, self.asked)
         self.rig.tell(BELL)
 
-    def answered(self) -> int:
-        """Waits for the first answer; its reason."""
+    def answer(self, length: int) -> tuple[int, bytes]:
+        """Waits for the answer of the last ask: the reason why there are no bytes, or 0 and ``length`` bytes."""
         deadline = time.monotonic() + 5
-        while struct.unpack_from("<I", self.answers, 0)[0] == 0:
+        while struct.unpack_from("<I", self.answers, 0)[0] != self.asked:
             assert time.monotonic() < deadline
             time.sleep(0.001)
-        return struct.unpack_from("<I", self.answers, WORDS_BYTES)[0]
+        slot = (self.asked - 1) % SLOTS
+        (reason,) = struct.unpack_from("<I", self.answers, WORDS_BYTES + slot * ANSWER_BYTES)
+        return reason, b"" if reason else self.got()[slot * SLOT_BYTES :][:length]
+
+    def got(self) -> bytes:
+        """All that the ring holds."""
+        return mmap.mmap(self.files[1], SLOTS * SLOT_BYTES, prot=mmap.PROT_READ)[:]
+
+
+def bad_addresses(own: bytes) -> list[tuple[bytes, int, type[KVLinkError]]]:
+    """An address, the number of lanes that come with it, and how it is refused."""
+    address = msgspec.msgpack.decode(own, type=SharedAddress)
+    return [
+        (msgspec.msgpack.encode(msgspec.structs.replace(address, boot="other")), 1, PeerIncompatibleError),
+        (msgspec.msgpack.encode(msgspec.structs.replace(address, version=9)), 1, PeerIncompatibleError),
+        (b"\xc1", 1, SchemaError),
+        (own, 0, TransportError),
+        (own, 2, TransportError),
+    ]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -62,22 +63,41 @@ SHORT_RUNS = Big(250, "hnd")
 """32 MB in runs of 64 bytes: small messages, copied."""
 MORE_SHORT_RUNS = Big(1000, "hnd")
 """128 MB of them, for streams and packed chunks, which move them faster."""
+MANY_SHORT_RUNS = Big(2500, "hnd")
+"""320 MB of them, for memories, which move them faster than any network."""
 LONG_RUNS = Big(2500, "nhd")
 """320 MB in runs of up to a chunk: written into place by the network."""
 ENDS_WITHIN_SECONDS = 5.0
 LOST_WITHIN_SECONDS = 3.0
-Over = dict[str, Any]
-"""Settings: what carries the bytes."""
-UCX: Over = {"ucx_tls": None, "path": "direct"}
-TCP: Over = {"ucx_tls": "tcp", "path": "direct"}
-PACKED: Over = {"ucx_tls": None, "path": "packed"}
-STREAM: Over = {"transports": ("stream",)}
-TRANSPORTS = pytest.mark.parametrize("over", [UCX, TCP, PACKED, STREAM], ids=["ucx", "ucx-tcp", "ucx-packed", "stream"])
 
 
-def lasting(over: Over) -> Big:
-    """A transfer that lasts, over this."""
-    return MORE_SHORT_RUNS if over in (STREAM, PACKED) else SHORT_RUNS
+@dataclass(frozen=True)
+class Way:
+    """What carries the bytes: settings of both ends, and a transfer that lasts so."""
+
+    name: str
+    settings: dict[str, Any]
+    big: Big
+    shareable: bool = False
+    """Whether the target may map the source's memory."""
+
+    def but(self, name: str = "", big: Big | None = None, **settings: object) -> Self:
+        """The same, with other settings, or another transfer."""
+        return replace(self, name=name or self.name, big=big or self.big, settings={**self.settings, **settings})
+
+
+UCX = Way("ucx", {"ucx_tls": None, "path": "direct"}, SHORT_RUNS)
+TCP = Way("ucx-tcp", {"ucx_tls": "tcp", "path": "direct"}, SHORT_RUNS)
+PACKED = Way("ucx-packed", {"ucx_tls": None, "path": "packed"}, MORE_SHORT_RUNS)
+STREAM = Way("stream", {"transports": ("stream",)}, MORE_SHORT_RUNS)
+RING = Way("ring", {"transports": ("shared",)}, MANY_SHORT_RUNS)
+MAPPED = replace(RING, name="mapped", shareable=True)
+QUICK = {"lease_seconds": 1.2, "peer_lost_seconds": 1.2, "heartbeat_seconds": 0.2}
+"""Silence is borne for less than by default, where a test need not see what the default is."""
+
+
+def told_of(*ways: Way) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("way", ways, ids=[way.name for way in ways])
 
 
 OpenRank = Callable[..., Awaitable[RankProcess]]
@@ -98,13 +118,13 @@ async def open_rank() -> AsyncIterator[OpenRank]:
     """Opens the victims; a rank that is still well afterwards serves the next test."""
     opened: list[RankProcess] = []
 
-    async def open_one(engine: str, *, incarnation: str = "", **fields: Any) -> RankProcess:
+    async def open_one(engine: str, way: Way = UCX, *, listen: str | None = None) -> RankProcess:
         rank = spare.pop() if spare else RankProcess()
         opened.append(rank)
-        big = fields.pop("big", SHORT_RUNS)
-        layout = "nhd" if engine == "prefill" else big.target_layout
-        incarnation = incarnation or f"process{next(_serial)}"
-        return await rank.open(engine, incarnation, layout=layout, **big.shape, **fields)
+        layout = "nhd" if engine == "prefill" else way.big.target_layout
+        settings = way.settings if listen is None else {**way.settings, "listen": listen}
+        incarnation = f"process{next(_serial)}"
+        return await rank.open(engine, incarnation, layout=layout, shareable=way.shareable, **way.big.shape, **settings)
 
     yield open_one
     for rank in opened:
@@ -115,12 +135,12 @@ async def open_rank() -> AsyncIterator[OpenRank]:
             rank.close()
 
 
-def source_here(big: Big = SHORT_RUNS, **settings: object) -> Engine:
-    return source_engine(None, layout="nhd", settings=settings, **big.shape)
+def source_here(way: Way = UCX) -> Engine:
+    return source_engine(None, layout="nhd", settings=way.settings, shareable=way.shareable, **way.big.shape)
 
 
-def target_here(big: Big = SHORT_RUNS, **settings: object) -> Engine:
-    return target_engine(None, layout=big.target_layout, settings=settings or UCX, **big.shape)
+def target_here(way: Way = UCX) -> Engine:
+    return target_engine(None, layout=way.big.target_layout, settings=way.settings, **way.big.shape)
 
 
 def arrived(spec: CacheSpec, regions: Sequence[np.ndarray], blocks: Sequence[int]) -> tuple[bool, bool]:
@@ -157,12 +177,15 @@ async def big_fetched(source: Engine, target: RankProcess, key: str, big: Big = 
     return part
 
 
-async def end_of(part: Part, timeout_seconds: float = 20.0) -> tuple[KVLinkError, float]:
-    """The error a part ends with, and when."""
-    with pytest.raises(KVLinkError) as caught:
-        async with asyncio.timeout(timeout_seconds):
+async def fails(
+    part: Part, *why: type[KVLinkError], since: float = math.inf, within_seconds: float = ENDS_WITHIN_SECONDS
+) -> None:
+    """The part ends for one of these reasons, retryably, and no later than that after ``since``."""
+    with pytest.raises(why) as caught:
+        async with asyncio.timeout(20.0):
             await part.wait()
-    return caught.value, time.monotonic()
+    assert caught.value.retryable
+    assert time.monotonic() - since < within_seconds
 
 
 async def serves_here(source: RankProcess, target: Engine, key: str) -> None:
@@ -189,55 +212,47 @@ async def serves_there(source: Engine, target: RankProcess, key: str) -> None:
     source.assert_no_block_out()
 
 
-@TRANSPORTS
+@told_of(
+    UCX, TCP, PACKED, STREAM, MAPPED, MAPPED.but("mapped, unchecked", integrity=False),
+    RING, RING.but("ring, unchecked", integrity=False),
+)  # fmt: skip
 async def test_b1_c7_a_source_killed_in_mid_transfer_is_lost_and_a_new_one_is_served(
-    over: Over, open_rank: OpenRank
+    way: Way, open_rank: OpenRank
 ) -> None:
-    big = lasting(over)
-    source = await open_rank("prefill", big=big, **over)
-    async with target_here(big, **over) as target:
-        part = await fetch_big(source, target, "i:killed", big)
-        killed = source.kill()
-        error, ended = await end_of(part)
-        assert isinstance(error, PeerLostError)
-        assert error.retryable
-        assert ended - killed < ENDS_WITHIN_SECONDS
+    source = await open_rank("prefill", way)
+    async with target_here(way) as target:
+        part = await fetch_big(source, target, "i:killed", way.big)
+        await fails(part, PeerLostError, since=source.kill())
         target.assert_no_block_out()
-        assert target.ranks[0].content.check_wiped(big.others) is None
-        await serves_here(await open_rank("prefill", **over), target, "i:next")
+        assert target.ranks[0].content.check_wiped(way.big.others) is None
+        await serves_here(await open_rank("prefill", way.but(big=SHORT_RUNS)), target, "i:next")
 
 
-@TRANSPORTS
+@told_of(UCX, TCP, PACKED, STREAM, RING)
 async def test_b3_c7_a_target_killed_in_mid_transfer_frees_its_source_which_serves_a_new_one(
-    over: Over, open_rank: OpenRank
+    way: Way, open_rank: OpenRank
 ) -> None:
-    big = lasting(over)
-    target = await open_rank("decode", big=big, **over)
-    async with source_here(big, **over) as source:
-        part = await big_fetched(source, target, "i:killed", big)
-        killed = target.kill()
-        error, ended = await end_of(part)
-        assert isinstance(error, PeerError)
-        assert error.retryable
-        assert ended - killed < ENDS_WITHIN_SECONDS
+    target = await open_rank("decode", way)
+    async with source_here(way) as source:
+        part = await big_fetched(source, target, "i:killed", way.big)
+        await fails(part, PeerError, since=target.kill())
         source.assert_no_block_out()
-        assert target.content.check_wiped(big.others) is None
-        await serves_there(source, await open_rank("decode", **over), "i:next")
+        assert target.content.check_wiped(way.big.others) is None
+        await serves_there(source, await open_rank("decode", way.but(big=SHORT_RUNS)), "i:next")
 
 
-@pytest.mark.parametrize("over", [UCX, STREAM], ids=["ucx", "stream"])
-async def test_a_target_killed_after_install_is_told_and_its_successor_proves_it(
-    over: Over, open_rank: OpenRank
-) -> None:
-    target = await open_rank("decode", **over)
-    async with source_here(**over) as source:
+@told_of(UCX, STREAM)
+async def test_a_target_killed_after_install_is_told_and_its_successor_proves_it(way: Way, open_rank: OpenRank) -> None:
+    small = way.but(big=SHORT_RUNS)
+    target = await open_rank("decode", small)
+    async with source_here(small) as source:
         await serves_there(source, target, "i:installed")
         (link,) = source.links
         assert link.recovery_point("i:installed").standing is Standing.INSTALLED
         target.kill()
         await until(lambda: link.stats().counters["installs_lost"] == 1)
         assert link.recovery_point("i:installed").standing is Standing.LOST
-        await serves_there(source, await open_rank("decode", **over), "i:next")
+        await serves_there(source, await open_rank("decode", small), "i:next")
         told = [event for event in link.events.take() if isinstance(event, InstalledLost)]
         assert [(event.key, event.proven) for event in told] == [("i:installed", False), ("i:installed", True)]
         assert link.recovery_point("i:installed").recompute_tokens == SMALL.tokens
@@ -255,51 +270,46 @@ async def reuse_and_resume(source: RankProcess, target: Engine) -> None:
     assert all((region == 0x77).all() for region in regions)
 
 
-@pytest.mark.parametrize(
-    ("big", "over"),
-    [(SHORT_RUNS, TCP), (LONG_RUNS, TCP), (MORE_SHORT_RUNS, STREAM), (LONG_RUNS, STREAM)],
-    ids=["ucx-tcp, short runs", "ucx-tcp, long runs", "stream, short runs", "stream, long runs"],
+@told_of(
+    TCP.but("ucx-tcp, short runs"),
+    TCP.but("ucx-tcp, long runs", LONG_RUNS, **QUICK),
+    STREAM.but("stream, short runs"),
+    STREAM.but("stream, long runs", LONG_RUNS, **QUICK),
+    RING.but("ring, short runs", **QUICK),
 )
 async def test_a1_c7_a_source_stopped_in_mid_transfer_and_resumed_after_the_cut_off_changes_no_byte(
-    big: Big, over: Over, open_rank: OpenRank
+    way: Way, open_rank: OpenRank
 ) -> None:
-    source = await open_rank("prefill", big=big, **over)
-    async with target_here(big, **over) as target:
-        part = await fetch_big(source, target, "i:stopped", big)
-        stopped = source.stop()
-        error, ended = await end_of(part)
-        assert isinstance(error, PeerLostError)
-        assert error.retryable
-        assert ended - stopped < LOST_WITHIN_SECONDS
+    """A stopped source answers nothing: it is lost in time, and is served again when it is back."""
+    source = await open_rank("prefill", way)
+    async with target_here(way) as target:
+        part = await fetch_big(source, target, "i:stopped", way.big)
+        await fails(part, PeerLostError, since=source.stop(), within_seconds=LOST_WITHIN_SECONDS)
         await reuse_and_resume(source, target)
         assert (await source.end_of("i:stopped")).state in {"FAILED", "EXPIRED"}
         await serves_here(source, target, "i:next")
 
 
-async def test_c7_a_source_stopped_while_its_memory_can_still_be_read_never_commits(open_rank: OpenRank) -> None:
-    """On one host gets need nobody over there; all may land, and still nothing is installed without a commit."""
-    quick = {"commit_ttl_seconds": 1.0, **UCX}
-    source = await open_rank("prefill", **quick)
-    async with target_here(**quick) as target:
-        part = await fetch_big(source, target, "i:stopped")
-        source.stop()
-        error, _ = await end_of(part)
-        assert isinstance(error, ExpiredError | PeerLostError)
-        assert error.retryable
+@told_of(UCX.but(commit_ttl_seconds=1.0), MAPPED.but("mapped, long runs", LONG_RUNS, commit_ttl_seconds=1.0))
+async def test_a1_c7_a_source_stopped_while_its_memory_can_still_be_read_never_commits(
+    way: Way, open_rank: OpenRank
+) -> None:
+    """On one host reads need nobody over there; all may land, and still nothing is installed without a commit."""
+    source = await open_rank("prefill", way)
+    async with target_here(way) as target:
+        part = await fetch_big(source, target, "i:stopped", way.big)
+        await fails(part, ExpiredError, PeerLostError, since=source.stop())
         await reuse_and_resume(source, target)
         held = await source.ended("i:stopped")
         assert held is None or held.state != "DONE"  # it may wait for a fresh attempt
+        await serves_here(source, target, "i:next")
 
 
 async def test_a3_c7_a_target_stopped_past_its_lease_installs_nothing_when_resumed(open_rank: OpenRank) -> None:
-    target = await open_rank("decode", **UCX)
+    target = await open_rank("decode")
     async with source_here() as source:
         part = await big_fetched(source, target, "i:stopped")
-        stopped = target.stop()
-        error, ended = await end_of(part)
-        assert isinstance(error, PeerError)
-        assert error.retryable
-        assert ended - stopped < ENDS_WITHIN_SECONDS
+        await fails(part, PeerError, since=target.stop())
         source.assert_no_block_out()
         source.ranks[0].content.wipe()  # the blocks are another request's now
         target.resume()
@@ -319,10 +329,7 @@ async def test_c1_a_source_restarted_on_its_port_is_another_peer(open_rank: Open
         killed = source.kill()
         successor = await open_rank("prefill", listen=address)
         assert successor.address == address
-        error, ended = await end_of(part)
-        assert isinstance(error, PeerLostError | PeerRestartedError)
-        assert error.retryable
-        assert ended - killed < ENDS_WITHIN_SECONDS
+        await fails(part, PeerLostError, PeerRestartedError, since=killed)
         with pytest.raises(PeerRestartedError) as caught:
             await target.links[0].fetch(kept, (INTO,), deadline_seconds=10)
         assert caught.value.retryable
@@ -330,14 +337,13 @@ async def test_c1_a_source_restarted_on_its_port_is_another_peer(open_rank: Open
         await serves_here(successor, target, "i:new")
 
 
-@pytest.mark.parametrize("over", [UCX, STREAM], ids=["ucx", "stream"])
+@told_of(UCX.but(**QUICK), STREAM.but(**QUICK))
 @pytest.mark.parametrize("holder", ["source", "target"])
-async def test_b9_a_held_gil_is_neither_loss_nor_lapse(holder: str, over: Over, open_rank: OpenRank) -> None:
-    quick = {"lease_seconds": 1.2, "peer_lost_seconds": 1.2, "heartbeat_seconds": 0.2, **over}
-    held_seconds, big = 2.5, lasting(over)
+async def test_b9_a_held_gil_is_neither_loss_nor_lapse(holder: str, way: Way, open_rank: OpenRank) -> None:
+    held_seconds, big = 2.0, way.big
     if holder == "source":
-        source = await open_rank("prefill", big=big, **quick)
-        async with target_here(big, **quick) as target:
+        source = await open_rank("prefill", way)
+        async with target_here(way) as target:
             part = await fetch_big(source, target, "i:held", big)
             await source.call("hold_gil", seconds=held_seconds)
             await part.wait()
@@ -345,8 +351,8 @@ async def test_b9_a_held_gil_is_neither_loss_nor_lapse(holder: str, over: Over, 
             assert (await source.end_of("i:held")).state == "DONE"
             counters = target.links[0].stats().counters
     else:
-        receiver = await open_rank("decode", big=big, **quick)
-        async with source_here(big, **quick) as giver:
+        receiver = await open_rank("decode", way)
+        async with source_here(way) as giver:
             part = await big_fetched(giver, receiver, "i:held", big)
             await receiver.call("hold_gil", seconds=held_seconds)
             await part.wait()
@@ -370,21 +376,20 @@ async def test_a7_a_source_that_closes_past_its_bound_says_what_it_cut(open_rank
     async with target_here() as target:
         part = await fetch_big(source, target, "i:cut")
         assert await source.call("close", timeout_seconds=0.1) == ["i:cut"]
-        error, _ = await end_of(part)
-        assert isinstance(error, CancelledError | PeerLostError)
+        with pytest.raises((CancelledError, PeerLostError)):
+            await part.wait()
         target.assert_no_block_out()
         assert (await source.ended("i:cut")).state == "CANCELLED"
         await serves_here(await open_rank("prefill"), target, "i:next")
 
 
-@TRANSPORTS
+@told_of(UCX, TCP, PACKED, STREAM, MAPPED, RING)
 async def test_a7_a_target_that_closes_past_its_bound_says_what_it_cut_and_is_written_no_more(
-    over: Over, open_rank: OpenRank
+    way: Way, open_rank: OpenRank
 ) -> None:
-    big = lasting(over)
-    source = await open_rank("prefill", big=big, **over)
-    async with target_here(big, **over) as target:
-        part = await fetch_big(source, target, "i:cut", big)
+    source = await open_rank("prefill", way)
+    async with target_here(way) as target:
+        part = await fetch_big(source, target, "i:cut", way.big)
         report = await target.links[0].close(0.0)
         assert report.cut == ("i:cut",)
         assert part.state is State.CANCELLED
@@ -392,7 +397,7 @@ async def test_a7_a_target_that_closes_past_its_bound_says_what_it_cut_and_is_wr
         await asyncio.sleep(0.2)
         target.assert_untouched()
     assert (await source.end_of("i:cut")).state == "CANCELLED"
-    async with target_here(big, **over) as successor:
+    async with target_here(way.but(big=SHORT_RUNS)) as successor:
         await serves_here(source, successor, "i:next")
 
 
@@ -400,14 +405,12 @@ async def test_c2_a_source_that_stops_in_the_handshake_fails_retryably_and_is_se
     open_rank: OpenRank,
 ) -> None:
     source = await open_rank("prefill")
-    async with target_here(handshake_seconds=0.5) as target:
+    async with target_here(UCX.but(handshake_seconds=0.5)) as target:
         source.content.fill(SMALL, FROM)
         offer = source.offer("i:asleep", FROM, SMALL.tokens)
         await source.publish(offer)
         source.stop()
-        error, _ = await end_of(target.links[0].start_fetch(offer, (INTO,), deadline_seconds=10))
-        assert isinstance(error, PeerError)
-        assert error.retryable
+        await fails(target.links[0].start_fetch(offer, (INTO,), deadline_seconds=10), PeerError)
         target.assert_no_block_out()
         assert target.links[0].stats().sessions == 0
         source.resume()
@@ -431,8 +434,5 @@ async def test_b1_a_source_that_goes_before_a_byte_has_moved_gives_the_reservati
         await asyncio.sleep(0.1)
         gone = source.kill() if how == "killed" else source.stop()
         for part in (parked, expected):
-            error, ended = await end_of(part)
-            assert isinstance(error, PeerError)
-            assert error.retryable
-            assert ended - gone < ENDS_WITHIN_SECONDS
+            await fails(part, PeerError, since=gone)
         target.assert_no_block_out()

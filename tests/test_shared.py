@@ -1,16 +1,14 @@
-"""Shared memory beyond the common rules: spoiled slots, peers that break the protocol, and sleep."""
+"""Shared memory beyond the rules of all transports and of those with lanes (test_lanes.py): spoiled slots, files that
+lie, rings and regions that break its protocol."""
 
 from __future__ import annotations
 
 import mmap
 import os
-import resource
 import socket
 import tempfile
-import time
 from collections.abc import Iterator
 
-import msgspec
 import numpy as np
 import pytest
 from shared_peer import (
@@ -27,13 +25,12 @@ from shared_peer import (
     Rig,
     file_of,
 )
-from test_conformance_shared import SharedHarness
 
-from kvlink.errors import PeerIncompatibleError, SchemaError, TransportError
+from kvlink.errors import TransportError
 from kvlink.limits import LEAF_BYTES
 from kvlink.testing.harness import MEMORY_BYTES, REGION, expected, scattered_plan
-from kvlink.transports.base import Backing, CompletionKind, Outcome
-from kvlink.transports.shared import SharedAddress, SharedTransport
+from kvlink.transports.base import Backing, Outcome
+from kvlink.transports.shared import SharedTransport
 
 
 @pytest.fixture
@@ -163,41 +160,11 @@ def test_a_frame_that_makes_no_sense_loses_the_peer(rig: Rig, bad) -> None:
 
 # --- a target that breaks the protocol ------------------------------------------------------------------------------
 
-BAD_ASKS = {
-    "beyond the plan": lambda total: (1, 0, -(-total // LEAF_BYTES) * LEAF_BYTES),
-    "far beyond the plan": lambda _: (1, 1 << 40, (1 << 40) + LEAF_BYTES),
-    "within a leaf": lambda _: (1, 8, LEAF_BYTES),
-    "ending within a leaf": lambda _: (1, 0, 100),
-    "of nothing": lambda _: (1, 0, 0),
-    "backwards": lambda _: (1, LEAF_BYTES, 0),
-    "negative": lambda _: (1, -LEAF_BYTES, LEAF_BYTES),
-    "larger than a slot": lambda _: (1, 0, SLOT_BYTES + LEAF_BYTES),
-    "with flags from nowhere": lambda _: (1, 0, LEAF_BYTES, 7),
-}
-
-
-@pytest.mark.parametrize("bad", BAD_ASKS.values(), ids=BAD_ASKS)
-def test_an_ask_for_what_is_not_exposed_loses_the_peer_and_gets_nothing(rig: Rig, bad) -> None:
-    """K2: wire offsets inside the exposure's plan are all that a target can name; never memory."""
-    rig.memory[:] = 0x5A
-    total = rig.expose()
-    target = FakeTarget(rig)
-    target.ask(*bad(total))
-    assert "ask for bytes" in rig.lost()
-    assert b"\x5a" not in mmap.mmap(target.files[1], SLOTS * SLOT_BYTES, prot=mmap.PROT_READ)[:]
-
 
 def test_more_asks_than_slots_lose_the_peer(rig: Rig) -> None:
     rig.expose()
     FakeTarget(rig).ask(1, 0, LEAF_BYTES, count=SLOTS + 1)
     assert "more asks" in rig.lost()
-
-
-def test_an_attempt_of_another_peer_is_not_served(rig: Rig) -> None:
-    """K2: exposures are by peer; others are answered with why not."""
-    target = FakeTarget(rig)
-    target.ask(77, 0, LEAF_BYTES)
-    assert target.answered() == 1
 
 
 def test_what_is_given_to_a_peer_cannot_be_written_by_it(rig: Rig) -> None:
@@ -231,26 +198,6 @@ def test_memory_that_a_peer_could_spoil_is_not_registered_as_shareable(rig: Rig)
     rig.transport.register(9, address, PAGE)
 
 
-def test_addresses_that_cannot_work_are_refused_and_sockets_taken_over(rig: Rig) -> None:
-    """J3: the reason is named; every descriptor that was given is closed."""
-    own = msgspec.msgpack.decode(rig.transport.address(), type=SharedAddress)
-    cases = [
-        (msgspec.msgpack.encode(msgspec.structs.replace(own, boot="other")), 1, PeerIncompatibleError),
-        (msgspec.msgpack.encode(msgspec.structs.replace(own, version=9)), 1, PeerIncompatibleError),
-        (b"\xc1", 1, SchemaError),
-        (rig.transport.address(), 0, TransportError),
-        (rig.transport.address(), 2, TransportError),
-    ]
-    for address, lanes, error in cases:
-        pairs = [socket.socketpair() for _ in range(1 + lanes)]
-        with pytest.raises(error):
-            rig.transport.connect("other", address, pairs[0][0].detach(), [ours.detach() for ours, _ in pairs[1:]])
-        for _, theirs in pairs:
-            theirs.settimeout(5)
-            assert theirs.recv(1) == b""
-            theirs.close()
-
-
 def test_a_lane_over_tcp_is_refused(rig: Rig) -> None:
     """Descriptors cannot travel over it."""
     channel, far = socket.socketpair()
@@ -267,47 +214,3 @@ def test_its_listener_goes_with_it() -> None:
     transport.close()
     with socket.socket(socket.AF_UNIX) as sock, pytest.raises(ConnectionRefusedError):
         sock.connect(path)
-
-
-# --- threads --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shareable", [True, False], ids=["mapped", "ring"])
-def test_a_held_interpreter_stops_nothing(*, shareable: bool) -> None:
-    """B9: the source's GIL is held for longer than silence is borne; heartbeats and payload go on."""
-    with SharedHarness(shareable=shareable) as harness:
-        plan = scattered_plan()
-        harness.source.expose(harness.exposure(1, plan, lease_seconds=0.5))
-        harness.source.peer.send("hold_gil", seconds=1.2)
-        op = harness.start_read(1, plan)
-        assert harness.end_of(op).outcome is Outcome.OK
-        harness.let_pass(1.0)
-        assert harness.source.peer.answer() is None
-        assert harness.source.lease(1).held
-        assert [completion.op for completion in harness.seen] == [op]
-
-
-@pytest.mark.parametrize("reading", [False, True])
-def test_it_sleeps_while_there_is_nothing_to_move(*, reading: bool) -> None:
-    """Idle, or waiting for a source that is stopped: the thread sleeps, heartbeats apart."""
-    with SharedHarness(shareable=False) as harness:
-        plan = scattered_plan()
-        harness.source.expose(harness.exposure(1, plan))
-        harness.end_of(harness.start_read(1, plan))  # the ring is there
-        if reading:
-            harness.source.expose(harness.exposure(2, plan))
-            harness.source.stop()
-            harness.start_read(2, plan)
-        time.sleep(0.05)
-        before = resource.getrusage(resource.RUSAGE_SELF)
-        time.sleep(0.4)
-        after = resource.getrusage(resource.RUSAGE_SELF)
-        spent = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-        assert spent < 0.04, "a tenth of a core, at a heartbeat every 50 ms"
-
-
-def test_a_lost_lane_is_a_lost_peer(rig: Rig) -> None:
-    rig.read(mappable=True)
-    rig.lane.close()
-    assert rig.completion(CompletionKind.READ).outcome is Outcome.PEER_LOST
-    assert "lane" in rig.lost()
