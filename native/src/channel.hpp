@@ -69,7 +69,7 @@ class FrameSink {
 //   LEAVES       u64 attempt, u64 first, n x u64 digest         source -> target
 //   FAILED       u64 attempt, u64 reason                        source -> target: this attempt cannot be served
 //   RING_WANTED  u64 slots                                      target -> source: keep a ring of so many for me
-//   RING         u64 slots, u64 slot bytes, u64 n, n bytes      source -> target: here it is; n bytes, filled up to words
+//   RING         u64 slots, u64 slot bytes, u64 n, n bytes      source -> target: here it is; n is filled up to words
 //   PACK         u64 attempt, begin, end, slot, digests         target -> source, see PackAsk
 //   PACKED       u64 attempt, begin, slot, reason, n x digest   source -> target, in the order of the PACKs
 // An adopted descriptor is closed with the channel. After receive() or a send reported an end, only end() is of use.
@@ -99,7 +99,8 @@ class Channel {
   // Sends what is queued, as far as the socket takes it.
   void flush();
 
-  // Queues and flushes. A full queue drops heartbeats, which repeat; any other frame that finds it full ends the channel.
+  // Queues and flushes. A full queue drops heartbeats, which repeat; any other frame that finds it full ends the
+  // channel.
   void heartbeat(std::span<const AttemptId> renewed);
   void want(AttemptId attempt);
   void leaves(AttemptId attempt, std::uint64_t first, std::span<const std::uint64_t> digests);

@@ -148,7 +148,8 @@ class CudaStream {
   void copy_to_host(void* target, std::uint64_t source, std::size_t bytes) const;
   void copy_on_device(std::uint64_t target, std::uint64_t source, std::size_t bytes) const;
   void fill(std::uint64_t target, std::uint8_t value, std::size_t bytes) const;
-  // Calls function(argument) on a thread of the driver once all that is queued here now is done; it must not call the driver.
+  // Calls function(argument) on a thread of the driver once all that is queued here now is done; it must not call the
+  // driver.
   void call_when_done(void (*function)(void*), void* argument) const;
   void synchronize() const;
 

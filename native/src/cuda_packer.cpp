@@ -19,7 +19,9 @@ constexpr std::size_t kDigestBytes = static_cast<std::size_t>(kSlotBytes / kLeaf
 template <class Pointer>
 std::vector<std::int64_t> addresses_of(std::span<const Pointer> regions) {
   std::vector<std::int64_t> addresses;
-  for (const auto* region : regions) addresses.push_back(static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(region)));
+  for (const auto* region : regions) {
+    addresses.push_back(static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(region)));
+  }
   return addresses;
 }
 

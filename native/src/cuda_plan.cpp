@@ -154,7 +154,9 @@ void CudaPlan::upload(const CudaStream& stream, std::span<PartJobs> tables) {
   device_jobs_ = device_->address() + jobs_at;
   auto job = jobs_.begin();
   for (std::size_t i = 0; i < tables.size(); ++i) {
-    const auto table = [&](std::size_t at, const auto& rows) { return put(host_->data(), device_->address(), at, rows); };
+    const auto table = [&](std::size_t at, const auto& rows) {
+      return put(host_->data(), device_->address(), at, rows);
+    };
     tables[i].place({table(places[i].bases, tables[i].bases), table(places[i].pieces, tables[i].pieces),
                      table(places[i].source_scales, tables[i].source_scales),
                      table(places[i].target_factors, tables[i].target_factors)});

@@ -33,9 +33,10 @@ class CudaPlan {
 
   std::int64_t total_bytes() const { return total_bytes_; }
 
-  // Wire bytes [begin, end), cut at leaves or at the plan's ends (else throws std::invalid_argument). `packed` is where wire byte `begin` lies; it means
-  // nothing to a plan from region to region. With `digests`, memory that the device may write, the digests of the
-  // leaves, 8 bytes each; fused with the move where all parts convert alike, else in a pass of its own before it.
+  // Wire bytes [begin, end), cut at leaves or at the plan's ends (else throws std::invalid_argument). `packed` is where
+  // wire byte `begin` lies; it means nothing to a plan from region to region. With `digests`, memory that the device
+  // may write, the digests of the leaves, 8 bytes each; fused with the move where all parts convert alike, else in a
+  // pass of its own before it.
   void launch(const CudaStream& stream, std::int64_t begin, std::int64_t end, std::uint64_t packed,
               std::uint64_t digests = 0) const;
 

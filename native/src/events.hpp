@@ -53,9 +53,9 @@ class EventFd {
   int fd_;
 };
 
-// Engine's thread pushes, Python's pops in batches. The descriptor is written only when the queue stops being empty, and
-// outside the lock: on few cores whoever it wakes runs at once, and would only fall asleep again on the lock. It may so
-// be signalled for what was taken already; nothing is ever left unsignalled.
+// Engine's thread pushes, Python's pops in batches. The descriptor is written only when the queue stops being empty,
+// and outside the lock: on few cores whoever it wakes runs at once, and would only fall asleep again on the lock. It
+// may so be signalled for what was taken already; nothing is ever left unsignalled.
 class CompletionQueue {
  public:
   int fd() const { return event_.fd(); }

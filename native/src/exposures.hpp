@@ -79,8 +79,8 @@ class Exposures {
   // For a transport that sends the bytes itself, from several threads. As want(), any number of times.
   Wanted find_held(std::string_view peer, AttemptId attempt, Time now) const;
 
-  // While it lives, and is one, the attempt's memory may be read: withdraw() waits for its end, so it is for one bounded
-  // piece of work. Otherwise `reason` says why the memory must not be read any more.
+  // While it lives, and is one, the attempt's memory may be read: withdraw() waits for its end, so it is for one
+  // bounded piece of work. Otherwise `reason` says why the memory must not be read any more.
   struct Look {
     std::shared_lock<std::shared_mutex> holding;
     FailReason reason = FailReason::unknown;

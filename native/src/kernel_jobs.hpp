@@ -61,7 +61,8 @@ JobPart packed_job_part(const Plan& plan, std::size_t part, Side side, std::span
 // How many elements (bytes, where nothing converts) an item of this part has: the most of 16, 8, 4, 2, 1 for which
 // every item is aligned on both sides and no longer than 16 bytes on either. With `wire_aligned`, the part's wire
 // offset is a multiple too, so that no leaf begins inside an item, as digesting and ranges need.
-// Throws std::invalid_argument, naming the part and the side, if not even single elements are aligned, which a GPU cannot load.
+// Throws std::invalid_argument, naming the part and the side, if not even single elements are aligned, which a GPU
+// cannot load.
 int item_elements(const JobPart& part, std::size_t number, bool wire_aligned);
 int item_elements(const Plan& plan, std::size_t part, std::span<const std::int64_t> source_addresses,
                   std::span<const std::int64_t> target_addresses, bool wire_aligned);

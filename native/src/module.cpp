@@ -1,5 +1,5 @@
-// The Python face of the core: with module_cuda.cpp, all that includes nanobind. It converts, checks and releases the GIL; it holds
-// no logic. Native code returns data and never calls Python. std::invalid_argument becomes ValueError.
+// The Python face of the core: with module_cuda.cpp, all that includes nanobind. It converts, checks and releases the
+// GIL; it holds no logic. Native code returns data and never calls Python. std::invalid_argument becomes ValueError.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
@@ -271,7 +271,9 @@ nb::bytearray py_gather(const Plan& plan, const Regions& source_regions, std::in
                         const std::optional<std::string>& variant) {
   const auto sources = checked_regions<const std::byte>(plan, Side::source, source_regions);
   const MoveOptions options = move_options(1, variant);
-  if (begin < 0 || begin > end || end > plan.total_bytes()) throw std::invalid_argument("the range is outside the plan");
+  if (begin < 0 || begin > end || end > plan.total_bytes()) {
+    throw std::invalid_argument("the range is outside the plan");
+  }
   nb::bytearray packed(nullptr, static_cast<std::size_t>(end - begin));
   auto* data = static_cast<std::byte*>(packed.data());
   nb::gil_scoped_release release;
@@ -314,7 +316,7 @@ void bind_packing(nb::module_& m) {
         nb::sig("def digest_packed(packed: bytes | bytearray | memoryview) -> bytes"));
 }
 
-// --- engines ------------------------------------------------------------------------------------------------------------
+// --- engines --------------------------------------------------------------------------------------------------------
 
 Bytes bytes_from(const nb::bytes& data) {
   const auto* first = reinterpret_cast<const std::byte*>(data.data());
@@ -473,7 +475,8 @@ void bind_ucx(nb::module_& m) {
            "max_gets_per_read"_a, "staging"_a, "gpu"_a = nb::none(), "staging_on_gpu"_a = false,
            (std::string(kLimitSeconds) +
             "`staging` bounds the packed path: slots of one peer's ring, rings, slots that our own gets fill.\n"
-            "With `gpu` the regions lie there: only the packed path touches them, by kernels that the caller has loaded.\n\n"
+            "With `gpu` the regions lie there: only the packed path touches them, by kernels that the caller has "
+            "loaded.\n\n"
             "Raises:\n    Unavailable: no UCX to load.\n    RuntimeError: UCX's own word.")
                .c_str())
       .def_prop_ro("ucx_version", [](const UcxEngine& engine) { return engine.context().api().version; })

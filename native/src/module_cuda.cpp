@@ -1,4 +1,5 @@
-// The Python face of the kernels and of the GPU's rooms. As module.cpp: it converts, checks and releases the GIL, and holds no logic.
+// The Python face of the kernels and of the GPU's rooms. As module.cpp: it converts, checks and releases the GIL, and
+// holds no logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -142,7 +143,8 @@ void bind_gpu(nb::module_& m) {
       "cuda_device_of",
       [](const std::string& library, std::uintptr_t address) { return CudaApi::load(library)->device_of(address); },
       "library"_a, "address"_a, released(), "Ordinal of the GPU whose memory this is; -1 for the host's.");
-  nb::class_<CudaGpu>(m, "CudaGpu", "One GPU's primary context, held; and the kernels loaded. See kvlink.relayout.cuda.")
+  nb::class_<CudaGpu>(m, "CudaGpu",
+                      "One GPU's primary context, held; and the kernels loaded. See kvlink.relayout.cuda.")
       // Owned by a shared_ptr of C++'s own, so that an engine's thread may drop its share without the interpreter.
       .def(nb::new_([](const std::string& library, int ordinal) {
              nb::gil_scoped_release release;
@@ -170,8 +172,10 @@ void bind_gpu(nb::module_& m) {
 
 void bind_memory(nb::module_& m) {
   nb::class_<CudaMemory>(m, "CudaMemory", "Memory of a GPU; freed with the object.")
-      .def("__init__", [](CudaMemory* self, Gpu gpu, std::size_t bytes) { new (self) CudaMemory(std::move(gpu), bytes); },
-           "gpu"_a, "nbytes"_a, released())
+      .def(
+          "__init__",
+          [](CudaMemory* self, Gpu gpu, std::size_t bytes) { new (self) CudaMemory(std::move(gpu), bytes); }, "gpu"_a,
+          "nbytes"_a, released())
       .def_prop_ro("address", &CudaMemory::address)
       .def_prop_ro("nbytes", &CudaMemory::bytes);
   nb::class_<CudaHostMemory>(m, "CudaHostMemory", "Pinned memory of the host; freed with the object.")
@@ -190,7 +194,9 @@ void bind_streams(nb::module_& m) {
       .def("done", &CudaEvent::done, released())
       .def("synchronize", &CudaEvent::synchronize, released())
       .def("seconds_since", &CudaEvent::seconds_since, "start"_a, released());
-  nb::class_<CudaStream>(m, "CudaStream", "A stream that waits for no other unless told to. Handles are CUstream and\nCUevent, which are cudaStream_t and cudaEvent_t.")
+  nb::class_<CudaStream>(m, "CudaStream",
+                         "A stream that waits for no other unless told to. Handles are CUstream and\n"
+                         "CUevent, which are cudaStream_t and cudaEvent_t.")
       .def("__init__", [](CudaStream* self, Gpu gpu) { new (self) CudaStream(std::move(gpu)); }, "gpu"_a, released())
       .def_prop_ro("handle", [](const CudaStream& stream) { return reinterpret_cast<std::uintptr_t>(stream.get()); })
       .def("record", &CudaStream::record, "event"_a, released())
@@ -220,7 +226,8 @@ void bind_streams(nb::module_& m) {
            "data"_a, "address"_a)
       .def("copy_on_device", &CudaStream::copy_on_device, "target"_a, "source"_a, "nbytes"_a, released())
       .def("synchronize", &CudaStream::synchronize, released());
-  nb::class_<HeldMoment>(m, "CudaMoment", "A moment of an engine's own GPU work, and an eventfd that tells when it has come.")
+  nb::class_<HeldMoment>(m, "CudaMoment",
+                         "A moment of an engine's own GPU work, and an eventfd that tells when it has come.")
       .def("__init__",
            [](HeldMoment* self, Gpu gpu, std::optional<std::uintptr_t> event, std::optional<std::uintptr_t> stream,
               int fd) { new (self) HeldMoment(std::move(gpu), event, stream, fd); },
@@ -229,7 +236,8 @@ void bind_streams(nb::module_& m) {
 }
 
 void bind_cuda_plan(nb::module_& m) {
-  m.def("kernel_types", &types_needed, "plan"_a, "What a plan needs loaded: conversions (source, target), None for copies.");
+  m.def("kernel_types", &types_needed, "plan"_a,
+        "What a plan needs loaded: conversions (source, target), None for copies.");
   nb::class_<CudaPlan>(m, "CudaPlan", "A plan made ready for a GPU; kept until what it launched is done.")
       .def_static("relayout", &relayout_of, "stream"_a, "plan"_a, "source_regions"_a, "target_regions"_a,
                   "in_leaves"_a = false, released(),

@@ -1,5 +1,5 @@
-// Target side of packed transfers from one peer: asks for stretches into the slots of the peer's ring, and scatters what
-// comes back. How a slot's bytes get here is the transport's.
+// Target side of packed transfers from one peer: asks for stretches into the slots of the peer's ring, and scatters
+// what comes back. How a slot's bytes get here is the transport's.
 #pragma once
 
 #include <array>

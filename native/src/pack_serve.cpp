@@ -14,7 +14,9 @@ void PackServing::accept(const PackAsk& ask) {
     throw ProtocolViolation("pack of bytes " + std::to_string(ask.begin) + " to " + std::to_string(ask.end) +
                             " into slot " + std::to_string(ask.slot) + " of " + std::to_string(ring_.count()));
   }
-  if (taken_[ask.slot]) throw ProtocolViolation("pack into slot " + std::to_string(ask.slot) + ", which is being packed");
+  if (taken_[ask.slot]) {
+    throw ProtocolViolation("pack into slot " + std::to_string(ask.slot) + ", which is being packed");
+  }
   auto found = exposures_.find_held(peer_, ask.attempt, Clock::now());
   auto work = std::make_unique<Work>(Work{.ask = ask, .exposure = std::move(found.exposure)});
   if (!work->exposure) {

@@ -1,4 +1,5 @@
-// Source side of packed transfers with one peer: what it asks for is gathered into slots of the ring that is kept for it.
+// Source side of packed transfers with one peer: what it asks for is gathered into slots of the ring that is kept for
+// it.
 #pragma once
 
 #include <array>
@@ -17,16 +18,16 @@
 
 namespace kvlink {
 
-// The peer gets bytes only of an attempt that is exposed to it, inside that attempt's plan, and under its lease, which is
-// looked at anew for every piece of work. What is in the ring after a lease has ended are copies, made under it, and the
-// commit that is then refused makes them worth nothing. Used by the engine's thread.
+// The peer gets bytes only of an attempt that is exposed to it, inside that attempt's plan, and under its lease, which
+// is looked at anew for every piece of work. What is in the ring after a lease has ended are copies, made under it, and
+// the commit that is then refused makes them worth nothing. Used by the engine's thread.
 class PackServing {
  public:
   // `ring` is the transport's, which has told the peer of it.
   PackServing(Exposures& exposures, Packer& packer, std::string peer, Slots ring);
 
-  // Takes the peer's ask; throws ProtocolViolation if it cannot be one, is for what the attempt's plan does not have, or
-  // for a slot that was not answered yet.
+  // Takes the peer's ask; throws ProtocolViolation if it cannot be one, is for what the attempt's plan does not have,
+  // or for a slot that was not answered yet.
   void accept(const PackAsk& ask);
   bool busy() const { return !works_.empty(); }
   // A bounded piece of work, and the answers that are due; true if there may be more to do at once. Throws what a job

@@ -25,7 +25,8 @@ class HostJob : public PackJob {
       const std::byte* packed = slot_ + (at_ - range_.begin);
       move(at_, end, packed);
       if (!range_.leaves.empty()) {
-        digest_packed(packed, end - at_, range_.leaves.subspan(static_cast<std::size_t>((at_ - range_.begin) / kLeafBytes)));
+        const auto first = static_cast<std::size_t>((at_ - range_.begin) / kLeafBytes);
+        digest_packed(packed, end - at_, range_.leaves.subspan(first));
       }
       at_ = end;
     }

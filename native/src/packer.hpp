@@ -40,8 +40,8 @@ class Packer {
  public:
   virtual ~Packer() = default;
 
-  // Begins to copy the range from the source's regions to `slot`, aligned to 64 bytes, in wire order. The memory is read
-  // within step(), and between a step() that was `waiting` and the job's end.
+  // Begins to copy the range from the source's regions to `slot`, aligned to 64 bytes, in wire order. The memory is
+  // read within step(), and between a step() that was `waiting` and the job's end.
   virtual std::unique_ptr<PackJob> gather(const PackRange& range, std::span<const std::byte* const> regions,
                                           std::byte* slot) = 0;
   // The reverse: from `slot` into the target's regions, converting where the plan does. The digests are of the slot's

@@ -8,7 +8,9 @@
 namespace kvlink {
 
 ReadJob::ReadJob(ReadSpec spec)
-    : ActiveRead(std::move(spec)), chunk_bytes_(std::int64_t{spec_.chunk_leaves} * kLeafBytes), chunks_(kChunksUnderWay) {
+    : ActiveRead(std::move(spec)),
+      chunk_bytes_(std::int64_t{spec_.chunk_leaves} * kLeafBytes),
+      chunks_(kChunksUnderWay) {
   for (Chunk& chunk : chunks_) {
     chunk.job = this;
     free_.push_back(&chunk);

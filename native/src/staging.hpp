@@ -1,5 +1,5 @@
-// Staging memory: where bytes lie packed, in wire order, between a cache and the wire. Slots of one size in one stretch,
-// so that one registration, or one mapping, serves them all.
+// Staging memory: where bytes lie packed, in wire order, between a cache and the wire. Slots of one size in one
+// stretch, so that one registration, or one mapping, serves them all.
 #pragma once
 
 #include <cstddef>

@@ -27,7 +27,8 @@ class UcxError : public std::runtime_error {
   X(ucp_worker_get_address) X(ucp_worker_release_address)                                                  \
   X(ucp_mem_map) X(ucp_mem_unmap) X(ucp_rkey_pack) X(ucp_rkey_buffer_release)                              \
   X(ucp_ep_create) X(ucp_ep_close_nbx) X(ucp_ep_rkey_unpack) X(ucp_rkey_destroy)                           \
-  X(ucp_get_nbx) X(ucp_am_send_nbx) X(ucp_worker_set_am_recv_handler) X(ucp_request_check_status) X(ucp_request_free)                                           \
+  X(ucp_get_nbx) X(ucp_am_send_nbx) X(ucp_worker_set_am_recv_handler)                                     \
+  X(ucp_request_check_status) X(ucp_request_free)                                                         \
   X(ucs_status_string)
 
 struct UcxApi {

@@ -70,8 +70,8 @@ UcxContext::UcxContext(std::shared_ptr<const UcxApi> api, const std::optional<st
   }
 }
 
-// Old ones are leaked, with their descriptors: destroying a worker whose reply to a new connection is pending, as it stays
-// when a peer goes at the wrong moment, ends the process in an assertion of UCX (seen in 1.13, not in 1.22).
+// Old ones are leaked, with their descriptors: destroying a worker whose reply to a new connection is pending, as it
+// stays when a peer goes at the wrong moment, ends the process in an assertion of UCX (seen in 1.13, not in 1.22).
 UcxContext::~UcxContext() {
   if (!api_->destroys_workers_safely()) {
     static_cast<void>(getting_.release());

@@ -28,7 +28,9 @@ class UcxEndpoint {
   std::string why() const { return context_->api().text(status_); }
 
   // Throws UcxError if UCX cannot unpack the key.
-  ucp_rkey_h key(std::size_t region, const std::shared_ptr<const RemoteKey>& remote) { return unpacked(region + 1, remote); }
+  ucp_rkey_h key(std::size_t region, const std::shared_ptr<const RemoteKey>& remote) {
+    return unpacked(region + 1, remote);
+  }
   ucp_rkey_h ring_key(const std::shared_ptr<const RemoteKey>& remote) { return unpacked(0, remote); }
 
   void close();  // idempotent

@@ -166,7 +166,8 @@ bool UcxPeer::post(UcxDirectRead& read) {
 void UcxPeer::get(UcxDirectRead& read, ReadJob::Chunk& chunk, const Run& run) {
   const auto& api = core_.context->api();
   const auto& to = *static_cast<const UcxRegion*>(read.local->held[static_cast<std::size_t>(run.target_region)].get());
-  const auto from = std::static_pointer_cast<const RemoteKey>(read.remote->held[static_cast<std::size_t>(run.source_region)]);
+  const auto from =
+      std::static_pointer_cast<const RemoteKey>(read.remote->held[static_cast<std::size_t>(run.source_region)]);
   try {
     ucp_request_param_t params{};
     params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMH;

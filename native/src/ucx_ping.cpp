@@ -90,7 +90,9 @@ void UcxPing::send(ucp_ep_h endpoint, unsigned id, unsigned flags) {
 ucs_status_t UcxPing::on_asked(void* self, const void*, std::size_t, void*, std::size_t,
                                const ucp_am_recv_param_t* params) {
   try {
-    if (params->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) static_cast<UcxPing*>(self)->send(params->reply_ep, kAnswer, 0);
+    if (params->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) {
+      static_cast<UcxPing*>(self)->send(params->reply_ep, kAnswer, 0);
+    }
   } catch (const std::exception&) {
     return UCS_OK;
   }

@@ -37,8 +37,8 @@ class UcxProbe {
   void serve();
   void connect(const Bytes& address);
 
-  // Gets all runs of the plan, cut at max_run_bytes, `window` at a time, in the calling thread. Returns the seconds from
-  // first post to last completion; making the list of runs is not counted. Throws UcxError if a get fails.
+  // Gets all runs of the plan, cut at max_run_bytes, `window` at a time, in the calling thread. Returns the seconds
+  // from first post to last completion; making the list of runs is not counted. Throws UcxError if a get fails.
   double get(const Plan& plan, std::int64_t max_run_bytes, std::size_t window);
 
  private:

@@ -31,8 +31,8 @@ class UcxSlots {
 };
 
 // Rings are lent to peers, one each, and never unmapped while the engine lives: where UCX answers gets in software, it
-// reads whatever address it is told, and a peer that we have lost may still be telling it ours. What such a peer reads of
-// a ring that was lent again is as worthless as any byte read after its lease.
+// reads whatever address it is told, and a peer that we have lost may still be telling it ours. What such a peer reads
+// of a ring that was lent again is as worthless as any byte read after its lease.
 class UcxRings {
  public:
   UcxRings(std::shared_ptr<UcxContext> context, std::shared_ptr<Packer> packer, std::size_t slots, std::size_t most)

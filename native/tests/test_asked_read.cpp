@@ -1,4 +1,5 @@
-// One read of the stream, brought in by several lanes in any order: asked for whole and once, and again where it differs.
+// One read of the stream, brought in by several lanes in any order: asked for whole and once, and again where it
+// differs.
 #include "asked_read.hpp"
 
 #include <algorithm>

@@ -21,7 +21,8 @@ std::unique_ptr<std::byte[]> random_memory(Random& random, std::int64_t bytes) {
 std::vector<std::uint64_t> reference_leaves(const std::vector<std::byte>& wire) {
   std::vector<std::uint64_t> leaves;
   for (std::size_t at = 0; at < wire.size(); at += kLeafBytes) {
-    leaves.push_back(hash_variants().back().xxh3_64(wire.data() + at, std::min<std::size_t>(kLeafBytes, wire.size() - at)));
+    const std::size_t length = std::min<std::size_t>(kLeafBytes, wire.size() - at);
+    leaves.push_back(hash_variants().back().xxh3_64(wire.data() + at, length));
   }
   return leaves;
 }

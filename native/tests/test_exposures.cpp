@@ -21,7 +21,8 @@ std::shared_ptr<const Plan> one_run() {
 }
 
 ExposureSpec spec(AttemptId attempt, const std::vector<std::byte>& memory, Duration lease) {
-  return {.peer = "peer", .attempt = attempt, .plan = one_run(), .regions = {memory.data()}, .keep = {}, .lease = lease};
+  return {
+      .peer = "peer", .attempt = attempt, .plan = one_run(), .regions = {memory.data()}, .keep = {}, .lease = lease};
 }
 
 void a_lapse_is_for_good_and_reported_once() {

@@ -80,8 +80,9 @@ void leaves_are_digested_as_they_pass() {
     std::vector<std::uint64_t> expected(static_cast<std::size_t>(leaf_count(it.plan.total_bytes())));
     digest_leaves(it.plan, Side::source, sources, 0, expected);
     std::vector<std::uint64_t> leaves(expected.size());
-    kernels::LeafWork work{jobs.data(), leaves.data(), it.plan.total_bytes(), {}, static_cast<std::uint32_t>(jobs.size()),
-                           0, static_cast<std::uint32_t>(leaves.size()), static_cast<std::uint32_t>(elements)};
+    kernels::LeafWork work{jobs.data(), leaves.data(), it.plan.total_bytes(), {},
+                           static_cast<std::uint32_t>(jobs.size()), 0, static_cast<std::uint32_t>(leaves.size()),
+                           static_cast<std::uint32_t>(elements)};
     kernels::digest_on_host<false>(it.conversion(), work, 2, 96);
     CHECK(leaves == expected);
     std::fill(leaves.begin(), leaves.end(), 0);

@@ -1,5 +1,5 @@
-// Ranges of random plans gathered into slots and scattered out of them, against the walk by loops: what is packed is the
-// wire's bytes and digests, and what is scattered is what a move writes.
+// Ranges of random plans gathered into slots and scattered out of them, against the walk by loops: what is packed is
+// the wire's bytes and digests, and what is scattered is what a move writes.
 #include "packer.hpp"
 
 #include "check.hpp"

@@ -1,5 +1,5 @@
-// The packed path without a wire: the target asks over one end of a socket pair, the source gathers into a ring over the
-// other, and the target scatters straight from the ring. What is asked, answered, spoiled, withdrawn or made up.
+// The packed path without a wire: the target asks over one end of a socket pair, the source gathers into a ring over
+// the other, and the target scatters straight from the ring. What is asked, answered, spoiled, withdrawn or made up.
 #include "pack_pull.hpp"
 #include "pack_serve.hpp"
 
@@ -38,7 +38,8 @@ class FaultyPacker final : public Packer {
 
  private:
   struct Job final : PackJob {
-    Job(FaultyPacker& own, std::unique_ptr<PackJob> made, std::byte* to) : packer(own), job(std::move(made)), slot(to) {}
+    Job(FaultyPacker& own, std::unique_ptr<PackJob> made, std::byte* to)
+        : packer(own), job(std::move(made)), slot(to) {}
     Step step() override {
       if (packer.waits && !std::exchange(waited, true)) return Step::waiting;
       const Step step = job->step();

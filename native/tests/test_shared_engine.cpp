@@ -1,6 +1,6 @@
-// Two shared engines in one process with a lane between them (see two_engines.hpp): one whose memory the other maps, and
-// one that serves a ring. What TSan looks at is what passes between threads of one process; the words in shared memory
-// are atomics, and the payload is mapped twice, so that it sees two addresses.
+// Two shared engines in one process with a lane between them (see two_engines.hpp): one whose memory the other maps,
+// and one that serves a ring. What TSan looks at is what passes between threads of one process; the words in shared
+// memory are atomics, and the payload is mapped twice, so that it sees two addresses.
 #include "shared_engine.hpp"
 
 #include "two_engines.hpp"

@@ -1,5 +1,5 @@
-// The driver functions that KVLink's core uses, for machines without a GPU. It stands in for order, ownership and errors;
-// it shows nothing of a GPU's hardware, compiler or speed.
+// The driver functions that KVLink's core uses, for machines without a GPU. It stands in for order, ownership and
+// errors; it shows nothing of a GPU's hardware, compiler or speed.
 #include <array>
 #include <atomic>
 #include <cstdio>
@@ -420,7 +420,9 @@ EXPORT int cuMemcpyHtoDAsync_v2(std::uint64_t target, const void* source, std::s
   Stream* const on = stream_of(stream);
   if (on == nullptr) return kInvalidHandle;
   if (kind_of(reinterpret_cast<std::uintptr_t>(source)) != Kind::unknown) {
-    on->push([=] { std::memcpy(bytes_at(target, bytes), bytes_at(reinterpret_cast<std::uintptr_t>(source), bytes), bytes); });
+    on->push([=] {
+      std::memcpy(bytes_at(target, bytes), bytes_at(reinterpret_cast<std::uintptr_t>(source), bytes), bytes);
+    });
   } else {  // memory that may move is copied aside before the call returns
     const auto* first = static_cast<const std::byte*>(source);
     on->push([=, aside = std::vector<std::byte>(first, first + bytes)] {

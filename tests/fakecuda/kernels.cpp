@@ -40,7 +40,8 @@ std::optional<kvlink::kernels::Conversion> conversion_of(const Types& types) {
 template <class Row>
 void place(const Row*& table, std::size_t rows) {
   if (table != nullptr) {
-    table = static_cast<const Row*>(bytes_at(reinterpret_cast<std::uintptr_t>(table), rows * sizeof(Row), alignof(Row)));
+    const auto address = reinterpret_cast<std::uintptr_t>(table);
+    table = static_cast<const Row*>(bytes_at(address, rows * sizeof(Row), alignof(Row)));
   }
 }
 
@@ -59,8 +60,9 @@ void digest(const std::optional<kvlink::kernels::Conversion>& types, bool moves,
   std::vector<Job> jobs;
   std::transform(work.jobs, work.jobs + work.job_count, std::back_inserter(jobs), on_host);
   work.jobs = jobs.data();
+  constexpr std::size_t kDigestBytes = sizeof(std::uint64_t);
   work.digests = static_cast<std::uint64_t*>(
-      bytes_at(reinterpret_cast<std::uintptr_t>(work.digests), work.leaves * sizeof(std::uint64_t), sizeof(std::uint64_t)));
+      bytes_at(reinterpret_cast<std::uintptr_t>(work.digests), work.leaves * kDigestBytes, kDigestBytes));
   const auto* conversion = types ? &*types : nullptr;
   if (moves) {
     kvlink::kernels::digest_on_host<true>(conversion, work, blocks, threads);
@@ -89,8 +91,8 @@ bool read_types(const void* image, Types* types) {
 
 bool has_kernel(const Types& types, const std::string& name) {
   if (name == "kvlink_digest") return types.source.empty();
-  for (const char* known : {"kvlink_move_and_digest", "kvlink_move_1", "kvlink_move_2", "kvlink_move_4", "kvlink_move_8",
-                            "kvlink_move_16"}) {
+  for (const char* known : {"kvlink_move_and_digest", "kvlink_move_1", "kvlink_move_2", "kvlink_move_4",
+                            "kvlink_move_8", "kvlink_move_16"}) {
     if (name == known) return true;
   }
   return false;

@@ -1,7 +1,8 @@
 // What stands for a GPU's memory: addresses that the host cannot touch, and where their bytes really are.
 //
 // Device addresses are pages without any access, of a file in memory; only this library knows the same file's readable
-// and writable mapping. So a host that touches device memory dies of it, and a kernel that leaves its allocations is found out.
+// and writable mapping. So a host that touches device memory dies of it, and a kernel that leaves its allocations is
+// found out.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,8 @@
 
 namespace fakecuda {
 
-// A kernel's or copy's bytes are not all in one live allocation, or not aligned: what a GPU answers by losing the context.
+// A kernel's or copy's bytes are not all in one live allocation, or not aligned: what a GPU answers by losing the
+// context.
 struct IllegalAccess {
   int status;  // CUresult
 };
@@ -25,8 +27,8 @@ bool free_pinned(void* memory);
 enum class Kind { device, pinned, unknown };
 Kind kind_of(std::uint64_t address);
 
-// Where this process can touch them. Throws IllegalAccess unless all are of one allocation, and the first at a multiple of
-// `alignment`.
+// Where this process can touch them. Throws IllegalAccess unless all are of one allocation, and the first at a multiple
+// of `alignment`.
 void* bytes_at(std::uint64_t address, std::size_t bytes, std::size_t alignment = 1);
 
 struct Counts {
