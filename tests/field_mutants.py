@@ -2,6 +2,7 @@
 
 A mutant is one edit of one file of kvlink: ``old``, which occurs there once, becomes ``new``. It is made in a copy of
 the package (links, but for the file), so the code on disk is never touched, and child processes of a test see it too.
+Where native code waits for a GPU's driver, the stand-in for the driver does not wait instead (`Unheeded`).
 ``scripts/field-case-mutants`` runs the table; `test_field_mutants` runs some of it in every test run.
 """
 
@@ -11,8 +12,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from stand_in import UNHEEDED
 
 import kvlink
 
@@ -35,29 +39,58 @@ class Mutant:
     new: str
     test: str
 
+    def fit(self) -> None:
+        """Raises ValueError if the edit does not fit the code (any more)."""
+        self.edited()
+
     def edited(self) -> str:
-        """The file's text without the mechanism. Raises ValueError if the edit does not fit the code (any more)."""
+        """The file's text without the mechanism; raises as `fit`."""
         text = (HOME / self.file).read_text(encoding="utf-8")
         if text.count(self.old) != 1:
             raise ValueError(f"{self.case}: kvlink/{self.file} has {text.count(self.old)} times: {self.old!r}")
         return text.replace(self.old, self.new)
 
-    def plant(self, folder: Path) -> None:
-        """Put a copy of the package with the edit into ``folder``."""
+    def run(self, folder: Path) -> subprocess.CompletedProcess[str]:
+        """Its test, with a copy of the package in ``folder`` that has the edit."""
         copy = folder / "kvlink"
         shutil.copytree(HOME, copy, copy_function=os.symlink, ignore=shutil.ignore_patterns("__pycache__"))
         (copy / self.file).unlink()
         (copy / self.file).write_text(self.edited(), encoding="utf-8")
+        return run([f"tests/{self.test}"], folder)
 
 
-def run(tests: list[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+@dataclass(frozen=True)
+class Unheeded:
+    """``what`` becomes of KVLink where ``call`` of the GPU's driver does nothing and claims that it did."""
+
+    case: str
+    what: str
+    file: str
+    """The native source that makes the call, below native/src."""
+    call: str
+    test: str
+
+    def fit(self) -> None:
+        """Raises ValueError if native code does not make the call (any more)."""
+        if f'"{self.call}"' not in (TESTS.parent / "native/src" / self.file).read_text(encoding="utf-8"):
+            raise ValueError(f"{self.case}: native/src/{self.file} does not call {self.call}")
+
+    def run(self, folder: Path) -> subprocess.CompletedProcess[str]:
+        """Its test, over a driver that does not heed the call; ``folder`` is not needed."""
+        return run([f"tests/{self.test}"], environment={UNHEEDED: self.call})
+
+
+def run(
+    tests: list[str], folder: Path | None = None, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """pytest on some tests, with the kvlink of ``folder`` or the one that is installed."""
     path = [str(HOME.parent if folder is None else folder), str(TESTS)]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", *_BOUND, *tests]
+    ours = {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(
         command,
         cwd=TESTS.parent,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, **ours, **(environment or {})},
         capture_output=True,
         text=True,
         timeout=SECONDS * max(1, len(tests) / 4),
@@ -352,6 +385,21 @@ MUTANTS = (
         "test_protocol_target.py::test_time_spent_parked_is_not_the_transfers_and_has_its_own_bound",
     ),
     # --- F: order and visibility --------------------------------------------------------------------------------------
+    Mutant(
+        "F1",
+        "an engine's events and streams are not waited for",
+        "link/moments.py",
+        "        return self._gpu.moment(event, stream, self._fd)",
+        "        return None",
+        "test_gpu_link.py::test_f1_nothing_is_read_before_the_producers_event",
+    ),
+    Unheeded(
+        "F2",
+        "a slot is used again before its event has come",
+        "cuda_gpu.cpp",
+        "cuEventQuery",
+        "test_gpu_link.py::test_f2_a_slot_comes_back_when_its_event_has_passed",
+    ),
     Mutant(
         "F3",
         "a read is over when its last chunk has come",
