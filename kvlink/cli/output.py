@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import sys
@@ -33,6 +34,21 @@ def check_writable(flag: str, path: Path) -> None:
         path.open("ab").close()
     except OSError as error:
         raise ConfigError(f"{flag} {path} cannot be written: {error.strerror}") from error
+
+
+def check_outputs(arguments: argparse.Namespace) -> None:
+    """Refuse files (``--json``, ``--html``) and a folder (``--png``) that cannot be written, of those a command has.
+
+    Raises:
+        ConfigError: the first that cannot be.
+    """
+    for name in ("json", "html"):
+        file = getattr(arguments, name, None)
+        if file is not None and str(file) != "-":
+            check_writable(f"--{name}", Path(file))
+    folder = getattr(arguments, "png", None)
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"--png {folder} is no folder; make it first")
 
 
 def write_file(flag: str, path: Path, data: bytes) -> None:

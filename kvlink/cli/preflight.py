@@ -17,7 +17,7 @@ from typing import Final, Literal
 import msgspec
 from rich.console import Console
 
-from kvlink.cli.output import check_writable, print_table, write_result
+from kvlink.cli.output import check_outputs, print_table, write_result
 from kvlink.errors import ConfigError, UnavailableError
 from kvlink.version import VERSION
 
@@ -66,7 +66,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--json", metavar="FILE", help="write the record as JSON; - is standard output")
     parser.add_argument(
-        "--memory-gib", type=float, default=MIN_MEMORY_GIB, metavar="N", help="that the servers need (%(default)s)"
+        "--memory-gib",
+        type=float,
+        default=MIN_MEMORY_GIB,
+        metavar="N",
+        help="host memory that the two servers need, GiB (%(default)s)",
     )
 
 
@@ -79,8 +83,7 @@ def run(arguments: argparse.Namespace) -> bool:
     """
     if not arguments.memory_gib > 0:
         raise ConfigError(f"--memory-gib is {arguments.memory_gib}; it must be above zero")
-    if arguments.json not in (None, "-"):
-        check_writable("--json", Path(arguments.json))
+    check_outputs(arguments)
     found = examine(arguments.memory_gib)
     write_result(found, arguments.json, lambda console: _show(found, console))
     if not found.able:

@@ -99,16 +99,8 @@ class PerSide(msgspec.Struct, frozen=True, kw_only=True):
     target: float
 
 
-class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """First call to installed, seconds."""
-
-    p50: float
-    p95: float
-    p99: float
-
-
-class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds that a rank spent in one phase of a request."""
+class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Of seconds."""
 
     p50: float
     p95: float
@@ -134,6 +126,7 @@ class Cold(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """``kvlink.bench/1``: a contract that scripts rely on.
 
+    ``latency_s``: first call to installed. ``phases_s``: what a rank spent in each phase of a request.
     ``between_engines_gb_s``: over pairs of engines, where there are several, of each pair's median over its requests.
     """
 
@@ -148,8 +141,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     verified: bool
     throughput_gb_s: Spread
     cpu_seconds_per_gb: PerSide
-    latency_s: Latency
-    phases_s: dict[str, Phase]
+    latency_s: Percentiles
+    phases_s: dict[str, Percentiles]
     limit: Limit | None
     fraction_of_limit: float | None
     cold: Cold
@@ -174,8 +167,8 @@ def make_report(case: Case, tally: Tally, opened: m.Opened, runs: Runs, limit: t
         verified=tally.sound,
         throughput_gb_s=Spread(median=median(rates), min=min(rates, default=0.0), max=max(rates, default=0.0)),
         cpu_seconds_per_gb=PerSide(source=source_cpu, target=target_cpu),
-        latency_s=Latency(p50=percentile(latencies, 50), p95=percentile(latencies, 95), p99=percentile(latencies, 99)),
-        phases_s={name: _phase(tally.phase(name)) for name in PHASES},
+        latency_s=_percentiles(latencies),
+        phases_s={name: _percentiles(tally.phase(name)) for name in PHASES},
         limit=_limit(tally, *limit),
         fraction_of_limit=median(pair.fraction for pair in tally.pairs) if tally.pairs else None,
         cold=_cold(tally),
@@ -189,8 +182,8 @@ def _evidence(opened: m.Opened) -> Literal["measured_host", "measured_gpu", "sta
     return "stand_in" if opened.stand_in else "measured_gpu"
 
 
-def _phase(seconds: list[float]) -> Phase:
-    return Phase(p50=percentile(seconds, 50), p95=percentile(seconds, 95), p99=percentile(seconds, 99))
+def _percentiles(seconds: list[float]) -> Percentiles:
+    return Percentiles(p50=percentile(seconds, 50), p95=percentile(seconds, 95), p99=percentile(seconds, 99))
 
 
 def _environment(opened: m.Opened) -> Environment:

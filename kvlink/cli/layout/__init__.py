@@ -6,16 +6,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
+from functools import partial
 from pathlib import Path
-
-import msgspec
-from rich.console import Console
 
 from kvlink import limits
 from kvlink.cli.engine_file import read_engine
 from kvlink.cli.layout.compare import compare
 from kvlink.cli.layout.picture import show
+from kvlink.cli.output import check_outputs, write_result
 from kvlink.errors import ConfigError
 
 
@@ -31,7 +29,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("source", type=Path, metavar="SOURCE.json", help="engine that has the KV")
     parser.add_argument("target", type=Path, metavar="TARGET.json", help="engine that wants it")
     parser.add_argument("--tokens", type=int, metavar="N", help="prompt length (4096, or what both caches hold)")
-    parser.add_argument("--first-token", type=int, default=0, metavar="N", help="prefix at the target (%(default)s)")
+    parser.add_argument(
+        "--first-token", type=int, default=0, metavar="N", help="the target has the tokens before it (%(default)s)"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the answer as JSON; - is standard output")
 
 
@@ -46,19 +46,7 @@ def run(arguments: argparse.Namespace) -> bool:
     tokens = arguments.tokens
     if tokens is not None and not 1 <= tokens <= limits.MAX_TOKENS_PER_REQUEST:
         raise ConfigError(f"--tokens is {tokens}; it must lie between 1 and {limits.MAX_TOKENS_PER_REQUEST}")
+    check_outputs(arguments)
     report = compare(source, target, tokens, arguments.first_token)
-    if arguments.json != "-":
-        show(report, Console(highlight=False, markup=False))  # names are the files' own
-    if arguments.json is not None:
-        _write(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n", arguments.json)
+    write_result(report, arguments.json, partial(show, report))
     return report.compatible
-
-
-def _write(data: bytes, file: str) -> None:
-    if file == "-":
-        sys.stdout.write(data.decode())
-        return
-    try:
-        Path(file).write_bytes(data)
-    except OSError as error:
-        raise ConfigError(f"--json {file} cannot be written: {error.strerror}") from error

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from kvlink import limits
-from kvlink.cli.output import check_writable, write_file, write_result
+from kvlink.cli.output import check_outputs, write_file, write_result
 from kvlink.cli.plan.progress import Progress
 from kvlink.cli.plan.show import show
 from kvlink.errors import ConfigError
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> bool:
         ConfigError: an argument or the trace is wrong.
         UnavailableError: SimPy or matplotlib is not installed.
     """
-    _check_outputs(arguments)
+    check_outputs(arguments)
     trace, scenario, rules = _trace(arguments), _scenario(arguments), _rules(arguments)
     advise = arguments.command == "advise"
     ratios = _ratios(arguments.ratios, scenario.workers) if advise else (_prefill_workers(arguments),)
@@ -54,15 +54,6 @@ def run(arguments: argparse.Namespace) -> bool:
         _write_plots(plan, arguments)
     write_result(plan, arguments.json, lambda console: show(plan, console))
     return True
-
-
-def _check_outputs(arguments: argparse.Namespace) -> None:
-    if arguments.json not in (None, "-"):
-        check_writable("--json", Path(arguments.json))
-    if arguments.html is not None:
-        check_writable("--html", arguments.html)
-    if arguments.png is not None and not arguments.png.is_dir():
-        raise ConfigError(f"--png {arguments.png} is no folder; make it first")
 
 
 def _write_plots(plan: Plan, arguments: argparse.Namespace) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from rich.console import Console
 
-from kvlink.cli.output import check_writable, print_table, write_file, write_result
-from kvlink.errors import ConfigError
+from kvlink.cli.output import check_outputs, print_table, write_file, write_result
 from kvlink.planning.report.experiments import (
     COLUMNS,
     Report,
@@ -27,12 +25,7 @@ def run(arguments: argparse.Namespace) -> bool:
         ConfigError: an argument or a file is wrong.
         UnavailableError: plots are asked for, and matplotlib is not installed.
     """
-    if arguments.json not in (None, "-"):
-        check_writable("--json", Path(arguments.json))
-    if arguments.html is not None:
-        check_writable("--html", arguments.html)
-    if arguments.png is not None and not arguments.png.is_dir():
-        raise ConfigError(f"--png {arguments.png} is no folder; make it first")
+    check_outputs(arguments)
     report = make_report([one for path in arguments.results for one in read_experiments(path)])
     if arguments.png is not None:
         for name, png in experiment_plots(report).items():
