@@ -6,20 +6,18 @@ a file both processes map, so that a test sees it while its owner is stopped or 
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from child import Child, seal
 
 from kvlink.errors import KVLinkError, TransportError
 from kvlink.plan import CopyPlan, Dim, Segment
@@ -31,7 +29,6 @@ from kvlink.transports.ucx import UcxProbe, UcxTransport
 
 MAX_MESSAGE = 1 << 20
 MAX_SOCKETS = 16
-F_SEAL_FUTURE_WRITE = 0x0010  # Linux 5.1; Python has no name for it yet
 AnyTransport = UcxTransport | StreamTransport | SharedTransport
 KINDS: dict[str, Callable[..., AnyTransport]] = {
     "ucx": UcxTransport, "stream": StreamTransport, "shared": SharedTransport,
@@ -76,7 +73,7 @@ def map_memory(descriptor: int, length: int) -> np.ndarray:
 # --- here -----------------------------------------------------------------------------------------------------------
 
 
-class PeerProcess:
+class PeerProcess(Child):
     """A process with one transport, whose region `REGION` is ``memory``, and perhaps a probe."""
 
     def __init__(
@@ -168,19 +165,6 @@ class PeerProcess:
     def poll(self) -> list[Completion]:
         return msgspec.convert(self.call("poll"), list[Completion])
 
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-        stat = Path(f"/proc/{self.process.pid}/stat")
-        while stat.read_text().rpartition(")")[2].split()[0] != "T":
-            time.sleep(0.001)
-
-    def resume(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
     def close(self) -> None:
         self.kill()
         self._socket.close()
@@ -206,7 +190,7 @@ class Served:
             self._transport.close()
         backing = None
         if settings.pop("shareable", False):
-            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | F_SEAL_FUTURE_WRITE)
+            seal(self._descriptor)
             backing = Backing(self._descriptor, 0)
         self._transport = KINDS[kind](**settings)
         self._transport.register(REGION, self._memory.ctypes.data, len(self._memory), backing)

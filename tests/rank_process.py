@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import fcntl
 import mmap
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
@@ -25,6 +23,7 @@ from typing import Any, Final, Self
 
 import msgspec
 import numpy as np
+from child import Child, end_with, seal, take_standard_output
 
 from kvlink import Caches, CacheSpec, Config, Identity, Link, Offer, Part, Place, Roster, open_link
 from kvlink.cli.bench.content import SOURCE_CANARY, TARGET_CANARY, CacheContent
@@ -37,8 +36,6 @@ from kvlink.transports.base import Backing
 PAGE: Final = mmap.PAGESIZE
 MAX_LINE: Final = 1 << 24
 ANSWER_SECONDS: Final = 20.0
-F_SEAL_FUTURE_WRITE: Final = 0x0010  # Linux 5.1; Python has no name for it yet
-PR_SET_PDEATHSIG: Final = 1
 LOWEST_PRIORITY: Final = 19
 
 
@@ -90,7 +87,7 @@ def map_regions(file: Path, lengths: Sequence[int]) -> list[np.ndarray]:
 def backed(file: Path, regions: Sequence[Region]) -> list[Region]:
     """The regions of `map_regions`, and the sealed file that they lie in; it stays open for the process's life."""
     descriptor = os.open(file, os.O_RDWR)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | F_SEAL_FUTURE_WRITE)
+    seal(descriptor)
     start = regions[0].address
     return [replace(region, backing=Backing(descriptor, region.address - start)) for region in regions]
 
@@ -98,7 +95,7 @@ def backed(file: Path, regions: Sequence[Region]) -> list[Region]:
 # --- here -----------------------------------------------------------------------------------------------------------
 
 
-class RankProcess:
+class RankProcess(Child):
     """A process that hosts one rank; `open` gives it a cache and a link, again and again if need be.
 
     Args:
@@ -208,25 +205,6 @@ class RankProcess:
         if answer.error:
             raise RuntimeError(answer.error)
         return answer.value
-
-    def kill(self) -> float:
-        """SIGKILL; returns when, by the monotonic clock."""
-        at = time.monotonic()
-        self.process.kill()
-        self.process.wait()
-        return at
-
-    def stop(self) -> float:
-        """SIGSTOP, and wait until it holds; returns when."""
-        at = time.monotonic()
-        self.process.send_signal(signal.SIGSTOP)
-        stat = Path(f"/proc/{self.process.pid}/stat")
-        while stat.read_text().rpartition(")")[2].split()[0] != "T":
-            time.sleep(0.001)
-        return at
-
-    def resume(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         self.kill()
@@ -347,10 +325,5 @@ async def serve(answers: int) -> None:
 
 
 if __name__ == "__main__":
-    # A stopped process does not see its input end, so the kernel has to end it with its parent.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(sys.argv[1]):
-        sys.exit("the parent is gone already")
-    answering = os.dup(1)
-    os.dup2(2, 1)  # UCX logs to standard output
-    asyncio.run(serve(answering))
+    end_with(int(sys.argv[1]))
+    asyncio.run(serve(take_standard_output()))

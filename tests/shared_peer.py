@@ -13,12 +13,13 @@ import time
 import msgspec
 import numpy as np
 import xxhash
-from watching import Watching
+from child import F_SEAL_FUTURE_WRITE
+from watching import Played
 
 from kvlink.errors import KVLinkError, PeerIncompatibleError, SchemaError, TransportError
 from kvlink.limits import LEAF_BYTES
 from kvlink.testing.harness import MEMORY_BYTES, REGION, scattered_plan, wire_bytes
-from kvlink.transports.base import CompletionKind, Exposure, Read, RegionKey
+from kvlink.transports.base import Read, RegionKey
 from kvlink.transports.shared import MAPPABLE, SharedAddress, SharedTransport
 
 BELL, MAP, GIVE_REGION, WANT_RING, RING = range(1, 6)
@@ -26,7 +27,7 @@ FRAME = struct.Struct("<IIQQQ")
 SLOTS, SLOT_BYTES = 8, 256 * 1024
 LARGEST_ASK_BYTES = SLOT_BYTES
 WORDS_BYTES, ASK_BYTES, ANSWER_BYTES = 128, 64, 192
-SEALS = fcntl.F_SEAL_SHRINK | 0x0010  # against later writing, too
+SEALS = fcntl.F_SEAL_SHRINK | F_SEAL_FUTURE_WRITE
 PAGE = 4096
 
 
@@ -40,18 +41,12 @@ def file_of(size: int, *, seals: int = SEALS) -> tuple[int, mmap.mmap]:
     return descriptor, memory
 
 
-class Rig(Watching):
-    """A transport whose only peer is the test, which holds the other ends of the channel and of the lane."""
+class Rig(Played):
+    """A transport whose only peer is the test."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.transport = SharedTransport(heartbeat_seconds=0.05, peer_lost_seconds=30.0)
-        self.memory = np.zeros(MEMORY_BYTES, np.uint8)
-        self.transport.register(REGION, self.memory.ctypes.data, MEMORY_BYTES)
-        channel, self.channel = socket.socketpair()
-        lane, self.lane = socket.socketpair()
-        self.lane.settimeout(5)
-        self.end_of(self.transport.connect("peer", self.transport.address(), channel.detach(), [lane.detach()]))
+        transport = SharedTransport(heartbeat_seconds=0.05, peer_lost_seconds=30.0)
+        super().__init__(transport, socket.socketpair(), socket.socketpair(), chunk_leaves=4)
 
     def read(self, *, mappable: bool = True, max_rereads: int = 0) -> int:
         """Start reading the kit's plan from the test."""
@@ -61,14 +56,6 @@ class Rig(Watching):
         return self.transport.read(
             Read(peer="peer", attempt=1, plan=plan, integrity=True, chunk_leaves=4, max_rereads=max_rereads)
         )
-
-    def expose(self) -> int:
-        """Expose the kit's plan to the test; its bytes."""
-        plan = scattered_plan()
-        self.transport.expose(
-            Exposure(peer="peer", attempt=1, plan=plan, lease_seconds=30, integrity=True, chunk_leaves=4)
-        )
-        return plan.total_bytes
 
     def tell(self, word: int, *files: int, region: int = 0, offset: int = 0, size: int = 0) -> None:
         socket.send_fds(self.lane, [FRAME.pack(word, region, offset, size, 0)], files)
@@ -80,15 +67,6 @@ class Rig(Watching):
             word, region, offset, size, _ = FRAME.unpack(data)
             if word != BELL:
                 return word, region, offset, size, files
-
-    def lost(self) -> str:
-        """Why the peer was lost."""
-        return self.completion(CompletionKind.PEER_LOST).detail
-
-    def close(self) -> None:
-        self.transport.close()
-        self.lane.close()
-        self.channel.close()
 
 
 class FakeSource:

@@ -5,33 +5,26 @@ from __future__ import annotations
 import socket
 
 import msgspec
-import numpy as np
 from lane_relay import ASK, FRAME, HEADER
 from test_conformance_stream import QUICK, tcp_pair
-from watching import Watching
+from watching import Played
 
 from kvlink.errors import KVLinkError, PeerIncompatibleError, SchemaError, TransportError
 from kvlink.limits import LEAF_BYTES, MAX_LANES
-from kvlink.testing.harness import MEMORY_BYTES, REGION, scattered_plan
-from kvlink.transports.base import CompletionKind, Exposure, Read
+from kvlink.testing.harness import REGION, scattered_plan
+from kvlink.transports.base import Read
 from kvlink.transports.stream import StreamAddress, StreamTransport
 
 LARGEST_ASK_BYTES = 512 * 1024
 
 
-class Rig(Watching):
+class Rig(Played):
     """A transport whose only peer is the test."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.transport = StreamTransport(lanes=1, **{**QUICK, "peer_lost_seconds": 30.0})
-        self.memory = np.zeros(MEMORY_BYTES, np.uint8)
-        self.transport.register(REGION, self.memory.ctypes.data, MEMORY_BYTES)
-        (channel, self.channel), (lane, self.lane) = tcp_pair("127.0.0.1"), tcp_pair("127.0.0.1")
-        self.lane.settimeout(5)
-        address = self.transport.address()
-        self.end_of(self.transport.connect("peer", address, channel.detach(), [lane.detach()]))
-        self.transport.import_key("peer", self.transport.export_key(REGION))
+        transport = StreamTransport(lanes=1, **{**QUICK, "peer_lost_seconds": 30.0})
+        super().__init__(transport, tcp_pair("127.0.0.1"), tcp_pair("127.0.0.1"), chunk_leaves=64)
+        transport.import_key("peer", transport.export_key(REGION))
 
     def read(self) -> int:
         """Start reading the kit's plan from the test."""
@@ -43,23 +36,6 @@ class Rig(Watching):
     def asked(self) -> tuple[int, ...]:
         """The next ask, as it comes."""
         return HEADER.unpack(self.lane.recv(HEADER.size, socket.MSG_WAITALL))
-
-    def expose(self) -> int:
-        """Expose the kit's plan to the test; its bytes."""
-        plan = scattered_plan()
-        self.transport.expose(
-            Exposure(peer="peer", attempt=1, plan=plan, lease_seconds=30, integrity=True, chunk_leaves=64)
-        )
-        return plan.total_bytes
-
-    def lost(self) -> str:
-        """Why the peer was lost."""
-        return self.completion(CompletionKind.PEER_LOST).detail
-
-    def close(self) -> None:
-        self.transport.close()
-        self.lane.close()
-        self.channel.close()
 
 
 class FakeTarget:

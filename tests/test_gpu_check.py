@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from stand_in import StandIn
 
 from kvlink.relayout import Gpu
 
@@ -22,16 +21,6 @@ def rooms():
         yield {name: importlib.import_module(name) for name in ("cases", "layouts", "timing", "check")}
         for name in ("cases", "layouts", "timing", "check"):
             del sys.modules[name]
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        it = StandIn()
-        patch.setenv("KVLINK_CUDA_LIBRARY", it.library)
-        patch.setenv("KVLINK_KERNEL_CACHE", str(tmp_path_factory.mktemp("kernels")))
-        yield it
-        it.reset()
 
 
 def test_layouts_agree_with_the_cpu_in_all_forms(driver, rooms):

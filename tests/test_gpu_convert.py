@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from geometries import identity_of, rank_spec, scattered
-from stand_in import ILLEGAL_ADDRESS, OnDevice, StandIn
+from stand_in import ILLEGAL_ADDRESS, OnDevice
 from test_convert import filled, of_dtype
 
 import kvlink
@@ -16,22 +16,6 @@ from kvlink.memory import Region
 from kvlink.relayout import Gpu
 
 TOKENS = 21
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        it = StandIn()
-        patch.setenv("KVLINK_CUDA_LIBRARY", it.library)
-        patch.setenv("KVLINK_KERNEL_CACHE", str(tmp_path_factory.mktemp("kernels")))
-        yield it
-
-
-@pytest.fixture
-def stand_in(driver):
-    yield driver
-    driver.reset()
-    assert not driver.held()
 
 
 def pair(layouts=("nhd", "hnd"), dtypes=(DType.BFLOAT16, DType.BFLOAT16), blocks=(4, 5), scales=((), ())):

@@ -7,13 +7,11 @@ import contextlib
 import gc
 import subprocess
 import sys
-import time
 
 import msgspec
 import pytest
 from engines import IDENTITY, _incarnations
 from ml_dtypes import bfloat16
-from stand_in import StandIn
 
 import kvlink
 from kvlink import Config, Offer, Place, Roster, State, open_link
@@ -26,32 +24,6 @@ from kvlink.relayout import Gpu, uncovered_stretches
 PROMPT = Prompt(seed=7, tokens=75)
 BLOCKS = 12
 SHAPES = {"source": ("nhd", 16), "target": ("hnd", 48), "spare": ("hnd", 48)}
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        it = StandIn()
-        patch.setenv("KVLINK_KERNEL_CACHE", str(tmp_path_factory.mktemp("kernels")))
-        patch.setenv("KVLINK_CUDA_LIBRARY", it.library)
-        yield it
-
-
-@pytest.fixture
-def stand_in(driver):
-    yield driver
-    driver.reset()
-    assert not held_in_the_end(driver)
-
-
-def held_in_the_end(driver):
-    """What is still held when timers and threads had time to let go of a link."""
-    for _ in range(100):
-        gc.collect()
-        if not driver.held():
-            break
-        time.sleep(0.02)
-    return driver.held()
 
 
 class Rank:

@@ -3,6 +3,9 @@
 In a round some requests begin, one process falls at its moment (killed, or stopped for longer than the lease), a
 successor takes its port or it is resumed, and every request is tried until it is done or may not be tried again. Then
 all must be at rest: every part ended, every block back, every byte judged.
+
+The targets are two engines, of which a request takes one; or the two ranks of one engine, which take it together. An
+engine that lost a rank is started anew, at once or when all that its other rank had begun has ended by itself.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import asyncio
 import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -22,7 +25,9 @@ from campaign.life import GoneError, Held, Life
 from campaign.worker import STEPS
 from kvlink.cli.bench.content import Prompt
 
-SEATS = ("prefill", "decode-a", "decode-b")
+APART = {"prefill": ("prefill",), "decode-a": ("decode-a",), "decode-b": ("decode-b",)}
+TOGETHER = {"prefill": ("prefill",), "decode": ("decode/0", "decode/1")}
+"""Engines, and a seat for the process of each of their ranks."""
 SETTINGS = {
     "lease_seconds": 1.0,
     "heartbeat_seconds": 0.3,
@@ -62,9 +67,13 @@ class Misfortune:
     """Stopped for so long; or until the successor of a killed one opens."""
 
 
-def draw(kind: str, dice: Random) -> Misfortune:
-    seat = dice.choice(SEATS[:1] * 2 + SEATS[1:])
+def draw(kind: str, dice: Random, engines: Mapping[str, Sequence[str]]) -> Misfortune:
+    """One, for a lane of these engines."""
+    seats = [seat for ranks in engines.values() for seat in ranks]
+    seat = dice.choice([*seats, "prefill"])
     steps = STEPS["source" if seat == "prefill" else "target"]
+    if engines is TOGETHER and seat != "prefill":
+        steps += STEPS["ranks"]
     moment = dice.choice(("any time", *(f"{when} {step}" for step in steps for when in ("before", "after"))))
     if kind == "kill" and dice.random() < 0.1:
         moment = "restart"
@@ -95,6 +104,7 @@ class Lane:
     Args:
         name: for texts.
         transport: settings of it.
+        engines: `APART`, or `TOGETHER`.
         tally: shared by all lanes.
         next_process: gives a worker that waits to be opened.
     """
@@ -103,11 +113,13 @@ class Lane:
         self,
         name: str,
         transport: dict[str, Any],
+        engines: Mapping[str, Sequence[str]],
         seed: int,
         tally: Tally,
         next_process: Callable[[], Awaitable[asyncio.subprocess.Process]],
     ) -> None:
         self.name = name
+        self.engines = engines
         self.tally = tally
         self.dice = Random(f"{seed} {name}")
         self.lives: dict[str, Life] = {}
@@ -119,8 +131,8 @@ class Lane:
         self._fell_at = 0.0
 
     async def __aenter__(self) -> Self:
-        for seat in SEATS:
-            await self._seat(seat, "")
+        for engine in self.engines:
+            await self._start(engine)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -131,7 +143,7 @@ class Lane:
         """Some requests, one misfortune, and rest."""
         self._rounds += 1
         if misfortune.moment.endswith("handshake"):
-            await self._reconnect(misfortune.seat)
+            await self._restart(misfortune.seat)
         requests = [Request(self, self._rounds * 10 + number) for number in range(self.dice.randint(3, 5))]
         falling = self._fall(self.lives[misfortune.seat], misfortune)
         await asyncio.gather(falling, *(request.run() for request in requests))
@@ -143,15 +155,28 @@ class Lane:
     def find(self, what: str) -> None:
         self.tally.findings.append(f"{self.name}, round {self._rounds}: {what}")
 
+    def target(self, dice: Random) -> list[Life]:
+        """The ranks of an engine that takes requests, any one."""
+        engine = dice.choice([name for name in self.engines if name != "prefill"])
+        return [self.lives[seat] for seat in self.engines[engine]]
+
     # --- lives --------------------------------------------------------------------------------------------------------
 
-    async def _seat(self, seat: str, listen: str) -> None:
+    async def _start(self, engine: str) -> None:
+        """Put the next incarnation of an engine there, on the addresses of the last."""
+        seats = self.engines[engine]
         while True:
-            life = await self._unborn()
+            self._serial += 1
+            lives: list[Life] = []
             try:
-                await self._bear(life, seat, listen)
-            except GoneError:  # a finding, or an end by UCX: it is buried, and another takes its place
-                await self._bury(life)
+                for seat in seats:
+                    lives.append(await self._unborn())
+                    await self._bear(lives[-1], seat, self._serial)
+                for life in lives:
+                    await life.join([each.card for each in lives])
+            except GoneError:  # a finding, or an end by UCX: all are buried, and others take their place
+                for life in lives:
+                    await self._bury(life)
             else:
                 return
 
@@ -160,11 +185,12 @@ class Lane:
         life.on_end = self._ended
         return life
 
-    async def _bear(self, life: Life, seat: str, listen: str) -> None:
-        """Open it as the next incarnation of a seat, on the address of the last."""
-        self._serial += 1
-        settings = {**self._settings, "integrity": self.dice.random() < 0.7, **({"listen": listen} if listen else {})}
-        await life.open(seat, f"{self.name}.{self._serial}", settings)
+    async def _bear(self, life: Life, seat: str, incarnation: int) -> None:
+        """Open it as the next life of a seat, on the address of the last."""
+        (engine, seats) = next(item for item in self.engines.items() if seat in item[1])
+        listen = {"listen": self.lives[seat].address} if seat in self.lives else {}
+        settings = {**self._settings, "integrity": self.dice.random() < 0.7, **listen}
+        await life.open(engine, f"{self.name}.{incarnation}", settings, seats.index(seat), len(seats))
         self.lives[seat] = life
 
     def _ended(self, life: Life, held: Held) -> None:
@@ -173,11 +199,13 @@ class Lane:
             took = held.at - max(held.began, min(self._fell_at, held.at))
             self.tally.slowest_end_seconds = max(self.tally.slowest_end_seconds, took)
 
-    async def _reconnect(self, seat: str) -> None:
-        """Put a successor there: it has to connect to its peers, or they to it."""
-        life = self.lives[seat]
-        await self._bury(life)
-        await self._seat(seat, life.address)
+    async def _restart(self, seat: str) -> None:
+        """Put a successor there, and of the engine's other ranks: it has to connect to its peers, or they to it."""
+        (engine, seats) = next(item for item in self.engines.items() if seat in item[1])
+        for each in seats:
+            if self.lives[each] not in self._buried:
+                await self._bury(self.lives[each])
+        await self._start(engine)
 
     async def _bury(self, life: Life) -> None:
         await life.kill()
@@ -232,38 +260,52 @@ class Lane:
         await asyncio.sleep(what.rest_seconds)
         if what.moment == "restart":
             unborn = await self._unborn()
-            opening = asyncio.create_task(self._bear(unborn, what.seat, life.address))
+            self._serial += 1
+            opening = asyncio.create_task(self._bear(unborn, what.seat, self._serial))
             await asyncio.sleep(self.dice.uniform(0.0, 0.2))
             self.tally.falls["kill"] += 1
             await self._bury(unborn)
             await asyncio.gather(opening, return_exceptions=True)
-        await self._seat(what.seat, life.address)
+        for other in next(seats for seats in self.engines.values() if what.seat in seats):
+            if other != what.seat and self.dice.random() < 0.5:
+                await self._outlive(self.lives[other], what)
+        await self._restart(what.seat)
+
+    async def _outlive(self, life: Life, what: Misfortune) -> None:
+        """All that it had begun with a rank that is dead must end by itself."""
+        await self._all_end([life], what)
+        await life.settled()
+        with suppress(GoneError):  # it is buried next, which tells
+            await self._at_rest(life, what)
 
     # --- rest ---------------------------------------------------------------------------------------------------------
 
     async def _rest(self, misfortune: Misfortune) -> None:
         """Everything that lives must come to an end by itself, within its bound."""
-        for seat, life in list(self.lives.items()):
-            if life.died:
-                await self._reconnect(seat)
-        waiting = {held.name: held for life in self.lives.values() for held in life.parts.values()}
+        for seat in list(self.lives):
+            if self.lives[seat].died:
+                await self._restart(seat)
+        await self._all_end(self.lives.values(), misfortune)
+        for seat in list(self.lives):
+            await self.lives[seat].settled()
+            try:
+                await self._at_rest(self.lives[seat], misfortune)
+            except GoneError:  # a finding already
+                await self._restart(seat)
+        for life in self._buried:
+            life.judge_idle()  # not a byte more has landed in the memory of the dead
+        for life in (*self.lives.values(), *self._buried):
+            self.tally.checked_bytes += life.checked_bytes
+            life.checked_bytes = 0
+
+    async def _all_end(self, lives: Iterable[Life], misfortune: Misfortune) -> None:
+        waiting = {held.name: held for life in lives for held in life.parts.values()}
         ends = [asyncio.create_task(held.ended.wait(), name=name) for name, held in waiting.items()]
         if ends:
             _, late = await asyncio.wait(ends, timeout=ENDS_WITHIN_SECONDS)
             for end in late:
                 end.cancel()
                 self.find(f"{end.get_name()} has not ended, after {misfortune}")
-        for seat, life in self.lives.items():
-            await life.settled()
-            try:
-                await self._at_rest(life, misfortune)
-            except GoneError:  # a finding already
-                await self._reconnect(seat)
-        for life in self._buried:
-            life.judge_idle()  # not a byte more has landed in the memory of the dead
-        for life in (*self.lives.values(), *self._buried):
-            self.tally.checked_bytes += life.checked_bytes
-            life.checked_bytes = 0
 
     async def _at_rest(self, life: Life, misfortune: Misfortune) -> None:
         for _ in range(100):
@@ -282,11 +324,14 @@ class Lane:
             found = [(at, life, key) for life in lives for key, at in life.installs() if key in request.parts]
             found.sort(key=lambda install: install[0])
             self.tally.installs += len(found)
-            for (_, first, _), (at, second, key) in pairwise(found):
-                if not first.died or first.died > at:
-                    self.find(f"{key} was installed by {first.name} and by {second.name}: twice")
+            for rank in {life.rank for _, life, _ in found}:
+                of_rank = [install for install in found if install[1].rank == rank]
+                for (_, first, _), (at, second, key) in pairwise(of_rank):
+                    if not first.died or first.died > at:
+                        self.find(f"{key} was installed by {first.name} and by {second.name}: twice")
             standing = {key for _, life, key in found if not life.died}
             request.check_agreement({key for _, _, key in found}, standing)
+            request.check_together()
 
 
 class Request:
@@ -304,7 +349,7 @@ class Request:
         self._prompt = Prompt(seed=number, tokens=self._dice.randint(1, MAX_TOKENS))
         self._push = self._dice.random() < 0.3
         self._patience_seconds = self._dice.choice((0.5, 1.0, 30.0))
-        self._asked: list[Held] = []
+        self._asked: list[list[Held]] = []  # each a try: a part on every rank of a target
         self._sealed: set[str] = set()
 
     async def run(self) -> None:
@@ -323,50 +368,69 @@ class Request:
             outcome = "done at once" if len(self._asked) == 1 else "done later"
         self._lane.tally.requests[outcome] += 1
 
+    def check_together(self) -> None:
+        """Of each try, all ranks show it or none does; but a rank that died says nothing."""
+        for ranks in self._asked:
+            first, *others = (held.state for held in ranks)
+            shown = "DONE" in (first, *others)
+            # the first rank decides, and shows it last: whoever cannot know what others show says *indeterminate*
+            agreed = set(others) <= {"DONE", "DEAD"} and first in {"DONE", "DEAD", "INDETERMINATE"}
+            if shown and not agreed:
+                self._lane.find(f"{ranks[0].key} ended as {', '.join(held.state for held in ranks)} on its ranks")
+
     def check_agreement(self, installed: set[str], standing: set[str]) -> None:
         """A source that lived says *done* only of what was installed, and never *not done* of what stands."""
+        lost = {held.key for ranks in self._asked for held in ranks if held.state == "DEAD" and len(ranks) > 1}
         for key, held in self.parts.items():
-            if held.state == "DONE" and key not in installed:
+            if held.state == "DONE" and key not in installed | lost:  # a rank may die between its word and its showing
                 self._lane.find(f"the source says that {key} is done, and nobody installed it")
             if held.state in {"FAILED", "CANCELLED", "EXPIRED", "REFUSED"} and key in standing:
                 self._lane.find(f"the source says that {key} is {held.state}, and it stands installed")
 
     @property
     def _done(self) -> bool:
-        return any(asked.state == "DONE" for asked in self._asked)
+        return any(all(held.state == "DONE" for held in ranks) for ranks in self._asked)
 
     @property
     def _unknown(self) -> bool:
-        return any(held.state == "INDETERMINATE" for held in self.parts.values()) and not self._done
+        parts = [*self.parts.values(), *(held for ranks in self._asked for held in ranks)]
+        return any(held.state == "INDETERMINATE" for held in parts) and not self._done
 
     async def _try(self) -> None:
-        """One try at one target; it may outlast the gateway's patience."""
+        """One try at one target, on all its ranks; it may outlast the gateway's patience."""
         source, held = await self._published()
-        target = self._lane.lives[self._dice.choice(SEATS[1:])]
-        if held is None or any(part.key == held.key for part in target.parts.values()):
+        target = self._lane.target(self._dice)
+        if held is None or any(life.died for life in target):
             return
-        taken = target.take(held.key, self._prompt)
-        if taken is None:
+        if any(part.key == held.key for life in target for part in life.parts.values()):
+            return
+        taken = [life.take(held.key, self._prompt) for life in target]
+        if any(one is None for one in taken):
+            for life, one in zip(target, taken, strict=True):
+                if one is not None:
+                    life.refused(one, "no room there")
             return
         self._asked.append(taken)
-        try:
-            await self._ask(source, held, target, taken)
-        except RuntimeError as error:
-            target.refused(taken, str(error))
-            return
+        await asyncio.gather(
+            *(self._ask(source, held, target, life, one) for life, one in zip(target, taken, strict=True))
+        )
+        if self._push:
+            await self._seal(source, held)
         if self._dice.random() < CANCELLED:
             await asyncio.sleep(self._dice.uniform(0.0, CANCELLED_WITHIN_SECONDS))
-            await target.call("cancel", name=taken.name, why="the gateway thought again")
+            life, one = self._dice.choice(list(zip(target, taken, strict=True)))
+            await life.call("cancel", name=one.name, why="the gateway thought again")
         with suppress(TimeoutError):
             async with asyncio.timeout(self._patience_seconds):
-                await taken.ended.wait()
+                for one in taken:
+                    await one.ended.wait()
 
     async def _published(self) -> tuple[Life, Held | None]:
         """The source part that stands; or a new one, once nobody can install the old any more."""
         source = self._lane.lives["prefill"]
         if self.parts and (held := list(self.parts.values())[-1]).name in source.parts:
             return source, held
-        await asyncio.gather(*(asked.ended.wait() for asked in self._asked))
+        await asyncio.gather(*(held.ended.wait() for ranks in self._asked for held in ranks))
         if self._done or self._unknown:
             return source, None
         key = f"{source.name.rpartition('@')[2]}:r{self._number}.{len(self.parts)}"
@@ -384,12 +448,23 @@ class Request:
             return source, None
         return source, fresh
 
-    async def _ask(self, source: Life, held: Held, target: Life, taken: Held) -> None:
-        where = {"name": taken.name, "into": taken.blocks, "deadline_seconds": DEADLINE_SECONDS}
-        if not self._push:
-            await target.call("fetch", offer=source.offer(held, OFFER_SECONDS), **where)
-            return
-        await target.call("expect", ticket=target.ticket(taken, OFFER_SECONDS), card=source.card, **where)
+    async def _ask(self, source: Life, held: Held, target: Sequence[Life], life: Life, taken: Held) -> None:
+        """One rank of the target; that it has died is told by its parts' end."""
+        where = {"name": taken.name, "into": taken.blocks}
+        how = {"deadline_seconds": DEADLINE_SECONDS, "together": len(target) > 1}
+        try:
+            if self._push:
+                ticket = life.ticket(taken, OFFER_SECONDS)
+                await life.call("expect", ticket=ticket, card=source.card, **where, **how)
+            else:
+                await life.call("fetch", offer=source.offer(held, OFFER_SECONDS), **where, **how)
+        except RuntimeError as error:
+            if not life.died:
+                life.refused(taken, str(error))
+        except GoneError:
+            pass
+
+    async def _seal(self, source: Life, held: Held) -> None:
         if held.key not in self._sealed:
             self._sealed.add(held.key)
             with suppress(RuntimeError):  # it has ended already

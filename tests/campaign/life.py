@@ -26,7 +26,7 @@ from rank_process import MAX_LINE, map_regions
 from campaign.worker import Call, Said
 from kvlink import Identity, Offer, Place, Roster, Ticket
 from kvlink.cli.bench.content import SOURCE_CANARY, TARGET_CANARY, CacheContent, Prompt
-from kvlink.layout import DType, standard_spec
+from kvlink.layout import DType, heads_of_rank, standard_spec
 
 IDENTITY = Identity(model="tiny", num_layers=2, num_kv_heads=8, head_dim=32)
 BLOCK_SLOTS, NUM_BLOCKS = 64, 160
@@ -78,6 +78,7 @@ class Life:
 
     Attributes:
         findings: what is wrong, in words; shared by the whole campaign.
+        rank: which of its engine's ranks it is.
         died: when it was killed, by the monotonic clock; 0 while it lives.
         fell: set once the process has said that it falls.
         last_words: the last line that it printed, once it is dead.
@@ -106,10 +107,14 @@ class Life:
         self._printed = asyncio.create_task(process.stderr.read())
         self.on_end: Callable[[Life, Held], None] = lambda _life, _held: None
 
-    async def open(self, engine: str, incarnation: str, settings: dict[str, Any]) -> None:
-        """Give it a cache and a link over it."""
-        self.name, self.is_source = f"{engine}@{incarnation}", engine == "prefill"
-        place = Place(engine=engine, incarnation=incarnation, pp_rank=0, pp_size=1, tp_rank=0, tp_size=1)
+    async def open(
+        self, engine: str, incarnation: str, settings: dict[str, Any], rank: int = 0, ranks: int = 1
+    ) -> None:
+        """Give it a cache and a link over it, as one of the ranks of an engine."""
+        self.rank, self.is_source = rank, engine == "prefill"
+        self.name = f"{engine}@{incarnation}" if ranks == 1 else f"{engine}/{rank}@{incarnation}"
+        place = Place(engine=engine, incarnation=incarnation, pp_rank=0, pp_size=1, tp_rank=rank, tp_size=ranks)
+        heads = heads_of_rank(IDENTITY.num_kv_heads, ranks, rank)
         # A target of the source's layout takes long runs, straight into its blocks; of another, packed ones.
         direct = self.is_source or self._dice.random() < 0.5
         spec = standard_spec(
@@ -117,7 +122,7 @@ class Life:
             identity=IDENTITY,
             place=place,
             layers=tuple(range(IDENTITY.num_layers)),
-            heads=tuple(range(IDENTITY.num_kv_heads)),
+            heads=heads,
             block_size=BLOCK_SLOTS,
             num_blocks=NUM_BLOCKS,
             dtype=DType.BFLOAT16,
@@ -130,7 +135,12 @@ class Life:
         seen = msgspec.to_builtins(spec)
         opened = await self.call("open", role=role, file=file, log=log, spec=seen, settings=settings)
         self.address, self.card = opened["address"], opened["card"]
-        self.roster = Roster.of([bytes.fromhex(self.card)])
+        self._token_bytes = 2 * IDENTITY.num_layers * len(heads) * IDENTITY.head_dim * 2
+
+    async def join(self, cards: list[str]) -> None:
+        """Tell it of all ranks of its engine, itself among them."""
+        self.roster = Roster.of([bytes.fromhex(card) for card in cards])
+        await self.call("join", cards=cards)
 
     # --- parts ------------------------------------------------------------------------------------------------------
 
@@ -196,8 +206,6 @@ class Life:
             fault = self._content.check(held.prompt, held.blocks)
             if fault is not None:
                 self.findings.append(f"{self.name}: {held.key} is installed and wrong: {fault}")
-
-    _token_bytes = 2 * IDENTITY.num_layers * IDENTITY.num_kv_heads * IDENTITY.head_dim * 2
 
     def installs(self) -> list[tuple[str, float]]:
         """(key, when) of each install that the process wrote down before it began it, in order."""

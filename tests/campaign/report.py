@@ -9,23 +9,24 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from random import Random
 from typing import Any
 
-from campaign.lane import SETTINGS, Lane, Misfortune, Tally, draw
+from campaign.lane import APART, SETTINGS, TOGETHER, Lane, Misfortune, Tally, draw
 from campaign.life import begin_process
 from kvlink.errors import UnavailableError
 from kvlink.transports.ucx import UcxTransport
 from kvlink.version import VERSION
 
-LANES = {
-    "ucx": {"transports": ("ucx",), "ucx_tls": None},
-    "ucx-tcp": {"transports": ("ucx",), "ucx_tls": "tcp"},
-    "stream": {"transports": ("stream",)},
+LANES: dict[str, tuple[dict[str, Any], Mapping[str, Sequence[str]]]] = {
+    "ucx": ({"transports": ("ucx",), "ucx_tls": None}, APART),
+    "ucx-tcp": ({"transports": ("ucx",), "ucx_tls": "tcp"}, APART),
+    "stream": ({"transports": ("stream",)}, APART),
+    "together": ({"transports": ("stream",)}, TOGETHER),
 }
-"""By name: settings. A lane is three processes and their successors."""
+"""By name: settings, and engines. A lane is three processes and their successors."""
 SPARES = 2
 
 
@@ -55,14 +56,17 @@ async def run(seed: int, kills: int, stops: int, lanes: Sequence[str], max_secon
     dice = Random(seed)
     kinds = ["kill"] * kills + ["stop"] * stops
     dice.shuffle(kinds)
-    plans = {name: [draw(kind, dice) for kind in kinds[number :: len(lanes)]] for number, name in enumerate(lanes)}
+    plans = {
+        name: [draw(kind, dice, LANES[name][1]) for kind in kinds[number :: len(lanes)]]
+        for number, name in enumerate(lanes)
+    }
     tally, spares = Tally(), Spares()
     began = time.monotonic()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(spares.close)
         opened = []
         for name in lanes:
-            lane = Lane(name, LANES[name], seed, tally, spares.next)
+            lane = Lane(name, *LANES[name], seed, tally, spares.next)
             opened.append(await stack.enter_async_context(lane))
         until = time.monotonic() + max_seconds
         await asyncio.gather(*(_through(lane, plans[lane.name], until) for lane in opened))

@@ -7,7 +7,6 @@ moment at which it falls. The cache is a file that its parent has mapped too.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import sys
@@ -18,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rank_process import MAX_LINE, PR_SET_PDEATHSIG, map_regions
+from child import end_with, take_standard_output
+from rank_process import MAX_LINE, map_regions
 
 from kvlink import Caches, CacheSpec, Config, Link, Offer, Part, Roster, Ticket, open_link
 from kvlink.errors import ClosedError, KVLinkError
@@ -26,7 +26,7 @@ from kvlink.link import sessions
 from kvlink.link.sessions import Sessions
 from kvlink.memory import BlockLedger, Region
 from kvlink.transports.engine import NativeTransport
-from kvlink.wire import Ack, Announce, Ask, Commit, Expect, Installed, Lease, NotInstalled, Prepared
+from kvlink.wire import Ack, Announce, Ask, Commit, Decided, Expect, Installed, Lease, NotInstalled, Prepared, Stands
 
 SENT = {
     "source": {Announce: "announce", Lease: "lease", Commit: "commit", Ack: "ack"},
@@ -36,13 +36,16 @@ SENT = {
         Prepared: "prepared",
         Installed: "installed",
         NotInstalled: "not_installed",
+        Stands: "stands",
+        Decided: "decided",
     },
 }
 STEPS = {
     "source": ("handshake", "announce", "lease", "commit", "ack"),
     "target": ("handshake", "expect", "ask", "move", "prepared", "install", "installed", "not_installed"),
+    "ranks": ("stands", "decided"),
 }
-"""Where a rank can fall; each before and after what is named."""
+"""Where a rank can fall; each before and after what is named. *ranks*: a target's that has other ranks beside it."""
 
 
 class Call(msgspec.Struct):
@@ -139,6 +142,9 @@ class Served:
         self._link = await open_link(Config(**settings), Caches(cache, regions))
         return {"card": self._link.card.hex(), "address": self._link.address}
 
+    def join(self, cards: list[str]) -> None:
+        self._link.set_siblings(Roster.of([bytes.fromhex(card) for card in cards]))
+
     def arm(self, moment: str, nth: int, how: str) -> None:
         self._fate.arm(moment, nth, how)
 
@@ -155,13 +161,12 @@ class Served:
         part.ready(blocks=(tuple(blocks),), tokens=tokens)
         part.seal()
 
-    def fetch(self, name: str, offer: dict[str, Any], into: list[int], deadline_seconds: float) -> None:
-        self._keep(name, self._link.start_fetch(Offer.from_params(offer), (into,), deadline_seconds=deadline_seconds))
+    def fetch(self, name: str, offer: dict[str, Any], into: list[int], **how: Any) -> None:
+        self._keep(name, self._link.start_fetch(Offer.from_params(offer), (into,), **how))
 
-    def expect(self, name: str, ticket: dict[str, Any], card: str, into: list[int], deadline_seconds: float) -> None:
+    def expect(self, name: str, ticket: dict[str, Any], card: str, into: list[int], **how: Any) -> None:
         source = Roster.of([bytes.fromhex(card)])
-        given = Ticket.from_params(ticket)
-        self._keep(name, self._link.expect(given, source, (into,), deadline_seconds=deadline_seconds))
+        self._keep(name, self._link.expect(Ticket.from_params(ticket), source, (into,), **how))
 
     def cancel(self, name: str, why: str) -> None:
         if (part := self._parts.get(name)) is not None:
@@ -213,10 +218,5 @@ async def serve(answers: int) -> None:
 
 
 if __name__ == "__main__":
-    # A stopped process does not see its input end, so the kernel has to end it with its parent.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(sys.argv[1]):
-        sys.exit("the parent is gone already")
-    answering = os.dup(1)
-    os.dup2(2, 1)  # UCX logs to standard output
-    asyncio.run(serve(answering))
+    end_with(int(sys.argv[1]))
+    asyncio.run(serve(take_standard_output()))
