@@ -412,8 +412,8 @@ MUTANTS = (
         "F4",
         "slots are zeroed after the blocks were handed over",
         "link/target_half.py",
-        "            zero_uncovered(caches.spec, ",
-        "            self._loop.call_later(0.05, zero_uncovered, caches.spec, ",
+        "            zero_uncovered(self._rank.caches, ",
+        "            self._loop.call_later(0.05, zero_uncovered, self._rank.caches, ",
         "test_field_cases.py::test_f4_nothing_is_written_after_the_install_is_told",
     ),
     # --- G: duplicates and retries ------------------------------------------------------------------------------------
