@@ -211,13 +211,14 @@ class Bridge:
 
         return self._submit(start, LivePart(offer.key), "target")
 
-    def expect(
+    def expect(  # noqa: PLR0913 - what a request can say of itself
         self,
         ticket: Ticket,
         source: Roster,
         into: Sequence[Sequence[int]],
         *,
         deadline_seconds: float,
+        uncovered: Literal["leave", "zero"] = "leave",
         together: bool = False,
         stream: object = None,
     ) -> Part:
@@ -225,7 +226,14 @@ class Bridge:
         after = self._open_driver().moment(stream=stream)
         return self._submit(
             lambda driver, part: driver.expect(
-                ticket, source, into, part, deadline_seconds=deadline_seconds, together=together, after=after
+                ticket,
+                source,
+                into,
+                part,
+                deadline_seconds=deadline_seconds,
+                uncovered=uncovered,
+                together=together,
+                after=after,
             ),
             LivePart(ticket.key, ticket=ticket),
             "target",

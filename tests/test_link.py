@@ -333,15 +333,39 @@ async def test_uncovered_slots_are_zeroed_if_asked() -> None:
     fabric = LoopbackFabric(seed=16)
     async with source_engine(fabric) as source, target_engine(fabric) as target:
         await fetch_all(source, target, uncovered="zero")
-        (rank,) = target.ranks
-        last, used = blocks_for(target)[-1], PROMPT.tokens % target.block_size
-        group = rank.caches.spec.groups[0]
-        for plane in group.planes:
-            region = rank.caches.regions[plane.region].array
-            for slot in range(group.block_size):
-                start = plane.offset_bytes + last * plane.block_stride + slot * plane.slot_stride
-                row = region[start : start + group.row_bytes]
-                assert row.any() == (slot < used)
+        assert_rest_is_zero(target)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_uncovered_slots_of_a_push_are_zeroed_if_asked(streamed: bool) -> None:
+    """Which those are, only the seal tells: the ticket has room for more."""
+    fabric = LoopbackFabric(seed=17)
+    async with source_engine(fabric) as source, target_engine(fabric) as target:
+        source.fill(PROMPT, blocks_for(source))
+        room = (*blocks_for(target), 20, 21)
+        ticket = target.ticket("i:p5", PROMPT.tokens + 2 * target.block_size)
+        expected = target.links[0].expect(ticket, source.roster, (room,), deadline_seconds=20, uncovered="zero")
+        part = source.links[0].announce("i:p5", ttl_seconds=10)
+        if streamed:
+            part.ready(blocks=(blocks_for(source),), tokens=40)
+            await until(lambda: expected.state is State.MOVING)
+        part.ready(blocks=(blocks_for(source),), tokens=PROMPT.tokens)
+        part.seal()
+        result = await expected.wait()
+        assert (result.streamed_bytes > 0) == streamed
+        assert_rest_is_zero(target)
+
+
+def assert_rest_is_zero(target: Engine) -> None:
+    (rank,) = target.ranks
+    last, used = blocks_for(target)[-1], PROMPT.tokens % target.block_size
+    group = rank.caches.spec.groups[0]
+    for plane in group.planes:
+        region = rank.caches.regions[plane.region].array
+        for slot in range(group.block_size):
+            start = plane.offset_bytes + last * plane.block_stride + slot * plane.slot_stride
+            row = region[start : start + group.row_bytes]
+            assert row.any() == (slot < used)
 
 
 async def test_a_prefix_that_is_there_already_is_not_moved() -> None:

@@ -385,7 +385,7 @@ def test_labels_do_not_grow_at_a_peers_will() -> None:
     for difference in ("identity.rope.theta", 'x"} 1\n', "a" * 65, ""):
         tally.failed("mismatch", difference)
     assert tally.take() == {
-        "fetch_seconds": [], "fetch_bytes": [], "retries": 0, "sends": {},
+        "fetch_seconds": [], "fetch_bytes": [], "streamed_bytes": 0, "exposed_seconds": [], "retries": 0, "sends": {},
         "failures": {"mismatch|identity.rope.theta": 1, "mismatch|other": 2, "mismatch|": 1},
     }  # fmt: skip
     assert tally.take() is None

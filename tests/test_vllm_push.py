@@ -23,6 +23,7 @@ Make = Callable[..., StepEngine]
 CONFIG = Config(transports=("stream",))
 TOKENS = 75
 CHUNK = 32
+TOKEN_BYTES = MODEL.num_layers * 2 * MODEL.num_kv_heads * MODEL.head_dim * 2
 FROM = (9, 2, 17, 4, 11)
 LATER = (40, 41, 42, 43, 44)
 """Where a request lies after it was preempted."""
@@ -70,6 +71,11 @@ def compute(source: StepEngine, request: Request, blocks: tuple[int, ...], *othe
 def run_once(*engines: StepEngine) -> None:
     for engine in engines:
         engine.step()
+
+
+def moved(target: StepEngine) -> int:
+    """Bytes that have landed in the first rank's cache."""
+    return int(target.ranks[0]._bridge.stats().counters["bytes_moved"])
 
 
 def settled(*engines: StepEngine) -> Callable[[], bool]:
@@ -137,7 +143,25 @@ def test_a_prefix_that_is_here_is_not_pushed(engine: Make) -> None:
     run(source, target, until=settled(source, target))
     assert target.contents[0].check_wiped(INTO[:2]) is None
     (bytes_moved,) = target.ranks[0].tally.fetch_bytes
-    assert bytes_moved == 43 * MODEL.num_layers * 2 * MODEL.num_kv_heads * MODEL.head_dim * 2
+    assert bytes_moved == 43 * TOKEN_BYTES
+
+
+def test_a_chunk_is_there_while_the_next_is_not_even_scheduled(engine: Make) -> None:
+    source, target = engine("prefill"), engine("decode", canary=0x5A)
+    there, here = both_sides(source)
+    target.arrive(here)
+    target.admit(here, INTO)
+    source.arrive(there)
+    source.compute(there, PROMPT, FROM, CHUNK)
+    run(source, target, until=lambda: moved(target) == CHUNK * TOKEN_BYTES)
+    assert target.loaded == []
+    compute(source, there, FROM, target)
+    source.finish(there, FROM)
+    run(source, target, until=settled(source, target))
+    tally = target.ranks[0].tally
+    assert CHUNK * TOKEN_BYTES <= tally.streamed_bytes <= sum(tally.fetch_bytes) == TOKENS * TOKEN_BYTES
+    assert len(tally.exposed_seconds) == 1
+    check(target)
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -152,6 +176,7 @@ def test_a_preempted_prefill_begins_anew(engine: Make, steps: int, tp: int) -> N
     for step in range(steps):
         source.compute(there, PROMPT, FROM, CHUNK * (step + 1))
         run_once(source, target)
+    run(source, target, until=lambda: moved(target) >= CHUNK * TOKEN_BYTES)
     source.preempt(there, FROM)
     for _ in range(5):
         run_once(source, target)

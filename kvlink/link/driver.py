@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from kvlink import limits
 from kvlink.errors import ClosedError, ConfigError, DeadlineError, KVLinkError, TransportError
 from kvlink.layout import alias_classes
+from kvlink.link.arguments import check_deadline, check_ttl, check_uncovered
 from kvlink.link.listener import Listener
 from kvlink.link.making import gpu_of, make_transport
 from kvlink.link.moments import Moments
@@ -174,7 +175,7 @@ class Driver:
     def publish(self, offer: Offer, part: LivePart, after: Moment | None = None) -> None:
         """See `kvlink.Link.publish`; nothing is read before ``after``."""
         self._check_open()
-        _check_ttl(offer.ttl_seconds)
+        check_ttl(offer.ttl_seconds)
         family = (offer.key, *(replica.key for replica in part.replicas)) if part.replicas else ()
         copies: list[LivePart] = []
         try:  # the request's own last: before it nobody has been told a replica's key, so they can still be taken back
@@ -200,7 +201,7 @@ class Driver:
     def announce(self, part: LivePart, *, ttl_seconds: float, max_tokens: int, facts: Facts) -> None:
         """See `kvlink.Link.announce`."""
         self._check_open()
-        _check_ttl(ttl_seconds)
+        check_ttl(ttl_seconds)
         self.source.announce(part.key, part, max_tokens=max_tokens, ttl_seconds=ttl_seconds, facts=facts)
         self._track(part, "source")
 
@@ -219,11 +220,8 @@ class Driver:
     ) -> None:
         """See `kvlink.Link.start_fetch`; nothing is written before ``after``."""
         self._check_open()
-        _check_deadline(deadline_seconds)
-        if uncovered not in ("leave", "zero"):
-            raise ConfigError(
-                f"uncovered is {uncovered!r}; slots past the last token can be left ('leave') or zeroed ('zero')"
-            )
+        check_deadline(deadline_seconds)
+        check_uncovered(uncovered)
         self._room.check(offer.key, into)
         self.target.fetch(
             offer,
@@ -247,16 +245,25 @@ class Driver:
         part: LivePart,
         *,
         deadline_seconds: float,
+        uncovered: Uncovered,
         together: bool,
         after: Moment | None = None,
     ) -> None:
         """See `kvlink.Link.expect`; nothing is written before ``after``."""
         self._check_open()
-        _check_deadline(deadline_seconds)
-        _check_ttl(ticket.ttl_seconds)
+        check_deadline(deadline_seconds)
+        check_uncovered(uncovered)
+        check_ttl(ticket.ttl_seconds)
         self._room.check(ticket.key, into)
         self.target.expect(
-            ticket, source, into, deadline_seconds=deadline_seconds, part=part, together=together, after=after
+            ticket,
+            source,
+            into,
+            uncovered=uncovered,
+            deadline_seconds=deadline_seconds,
+            part=part,
+            together=together,
+            after=after,
         )
         self._track(part, "target")
         self._room.used_by(part)
@@ -279,7 +286,7 @@ class Driver:
     ) -> Reservation:
         """See `kvlink.Link.reserve`."""
         self._check_open()
-        _check_ttl(ttl_seconds)
+        check_ttl(ttl_seconds)
         if tokens < 1 or growth_tokens < 0:
             raise ConfigError(f"tokens is {tokens} and growth_tokens {growth_tokens}; give at least 1, and at least 0")
         return await self._room.reserve(
@@ -574,19 +581,3 @@ def _close_all(pumps: Iterable[Pump]) -> None:
     for pump in pumps:
         pump.close()
         pump.transport.close()
-
-
-def _check_ttl(seconds: float) -> None:
-    if not 0 < seconds <= limits.RETRY_HORIZON_SECONDS:  # NaN is in no range
-        raise ConfigError(
-            f"ttl_seconds is {seconds}; give a time above 0 and at most {limits.RETRY_HORIZON_SECONDS:g}, for which "
-            "blocks may be kept for nobody"
-        )
-
-
-def _check_deadline(seconds: float) -> None:
-    if not 0 < seconds <= limits.MAX_ATTEMPT_SECONDS:
-        raise ConfigError(
-            f"deadline_seconds is {seconds}; give the time that is left, above 0 and at most "
-            f"{limits.MAX_ATTEMPT_SECONDS:g}"
-        )

@@ -291,13 +291,14 @@ class Link:
             stream=stream,
         )
 
-    def expect(
+    def expect(  # noqa: PLR0913 - what a request can say of itself
         self,
         ticket: Ticket,
         source: Roster,
         into: Sequence[Sequence[int]],
         *,
         deadline_seconds: float,
+        uncovered: Uncovered = "leave",
         together: bool = False,
         stream: object = None,
     ) -> Part:
@@ -313,7 +314,14 @@ class Link:
         part = LivePart(ticket.key, ticket=ticket)
         after = self._driver.moment(stream=stream)
         self._driver.expect(
-            ticket, source, into, part, deadline_seconds=deadline_seconds, together=together, after=after
+            ticket,
+            source,
+            into,
+            part,
+            deadline_seconds=deadline_seconds,
+            uncovered=uncovered,
+            together=together,
+            after=after,
         )
         return part
 

@@ -44,6 +44,7 @@ class Result:
         state: one of the five ends.
         error: why it is not `State.DONE`, else ``None``.
         bytes: payload bytes of this rank's share (each counted once, re-reads apart).
+        streamed_bytes: of these, what had landed before the source's seal was heard (target, push).
         seconds: from the verb's call to the end.
         attempts: attempts started, over all legs.
         tries: times that the whole part was tried, each a fresh attempt of every leg.
@@ -58,6 +59,7 @@ class Result:
     state: State
     error: KVLinkError | None = None
     bytes: int = 0
+    streamed_bytes: int = 0
     seconds: float = 0.0
     attempts: int = 0
     tries: int = 1

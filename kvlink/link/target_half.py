@@ -150,6 +150,7 @@ class TargetHalf:
         source: Roster,
         into: Sequence[Sequence[int]],
         *,
+        uncovered: Uncovered,
         deadline_seconds: float,
         part: LivePart,
         together: bool,
@@ -160,7 +161,7 @@ class TargetHalf:
         own = self._rank.caches.spec
         compare_identity(source.identity, own.identity, source_peer=source.engine, target_peer=str(own.place))
         starts = ticket.first_token, ticket.group_first_tokens
-        work = TargetWork.of(ticket, into, part, starts, "leave", deadline_seconds, self._loop.time())
+        work = TargetWork.of(ticket, into, part, starts, uncovered, deadline_seconds, self._loop.time())
         work.roster = source
         work.together = self._has_siblings(together)
         work.ticket, work.after = ticket, after
@@ -338,7 +339,7 @@ class TargetHalf:
             if self._rank.gpu is not None:
                 self._rank.gpu.prepare(native_plan(leg.plan))
             work.path, work.path_reason = session.pump.transport.path(leg.plan, session.wire_name)
-        if work.uncovered == "zero":
+        if work.uncovered == "zero" and not work.streams:  # a stream's last token is known with its seal
             zero_uncovered(self._rank.caches, self._rank.gpu, work.into, descriptor.tokens)
         work.phases["plan"] = self._loop.time() - began
 

@@ -131,7 +131,7 @@ class Reads:
             return
         leg.wire_name = session.wire_name
         leg.reading.add(read.attempt)
-        session.pump.on(op, partial(self._ended, work, leg, increment))
+        session.pump.on(op, partial(self._ended, work, leg, increment, plan.total_bytes))
 
     def cut_off(self, work: TargetWork, leg: LegWork) -> None:
         """Nothing lands after `CutOffDone`: either no get is outstanding, or the transport says when none is."""
@@ -160,7 +160,7 @@ class Reads:
             for number in leg.reading:
                 session.pump.transport.cut_off(leg.wire_name, number)
 
-    def _ended(self, work: TargetWork, leg: LegWork, increment: int, completion: Completion) -> None:
+    def _ended(self, work: TargetWork, leg: LegWork, increment: int, wanted_bytes: int, completion: Completion) -> None:
         leg.reading.discard(leg.attempt + increment)
         leg.renewed.add(leg.attempt + increment)
         work.read_ended(leg, completion)
@@ -171,6 +171,8 @@ class Reads:
         self._counters.chunks_reread += completion.rereads
         ended = self._sessions.of_wire_name(leg.wire_name) is None
         error = read_error(completion, leg, session_ended=ended)
+        if increment and error is None and "sealed" not in work.marks:
+            work.streamed_bytes += wanted_bytes
         root = None if completion.root is None else completion.root.to_bytes(8, "little")
         event = protocol.ReadEnded(leg.attempt, root=root, error=error, number=increment)
         if completion.outcome is Outcome.SOURCE_FAILED and not (ended or leg.cutting):

@@ -9,6 +9,7 @@ from kvlink import protocol
 from kvlink.errors import KVLinkError, PeerLostError
 from kvlink.link.target_incoming import Incoming
 from kvlink.link.target_work import LegWork, TargetWork, size_mismatch
+from kvlink.link.uncovered import zero_uncovered
 from kvlink.relayout import native_plan
 from kvlink.wire import Advance, error_to_info
 
@@ -62,6 +63,8 @@ class Incomings:
             raise PeerLostError(f"no session with {leg.peer} to read from", peer=leg.peer)
         before = stream.frontier
         stream.hear(advance)
+        if advance.sealed is not None and work.uncovered == "zero":
+            zero_uncovered(self._rank.caches, self._rank.gpu, work.into, advance.frontier.tokens)
         plan = session.planners.of_stream(leg.groups).plan(
             stream.blocks,
             work.into,

@@ -105,6 +105,7 @@ class TargetWork:
         legs: by attempt, once begun.
         machine: once begun.
         followers: parts of repeated requests that joined this one.
+        streamed_bytes: what had landed when the seal came.
         marks: loop times of phases passed.
         phases: seconds by phase.
     """
@@ -125,6 +126,7 @@ class TargetWork:
     legs: dict[int, LegWork] = field(default_factory=dict)
     machine: Machine[TargetPart, TargetEvent] | None = None
     followers: list[LivePart] = field(default_factory=list)
+    streamed_bytes: int = 0
     marks: dict[str, float] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     transport: str = ""
@@ -219,6 +221,7 @@ class TargetWork:
             state=STATE_OF_END[end],
             error=None if error is None else info_to_error(error, request_id=self.key),
             bytes=self.total_bytes if end is End.DONE else 0,
+            streamed_bytes=self.streamed_bytes if end is End.DONE else 0,
             seconds=now - self.started,
             attempts=len(self.legs),
             legs=len(self.legs),

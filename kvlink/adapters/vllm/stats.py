@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final
 
 from prometheus_client import Counter, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.v1.metrics.utils import create_metric_per_engine
+
+from kvlink.adapters.vllm.tally import Tally
 
 SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 BYTES: Final = tuple(float(4**power) for power in range(6, 19))
@@ -25,7 +27,7 @@ class KVLinkStats(KVConnectorStats):
 
     def reset(self) -> None:
         """Count from zero."""
-        self.data: dict[str, Any] = {"fetch_seconds": [], "fetch_bytes": [], "retries": 0, "failures": {}, "sends": {}}
+        self.data: dict[str, Any] = asdict(Tally())
 
     def aggregate(self, other: KVConnectorStats) -> KVLinkStats:
         """Add another's counts to these."""
@@ -46,6 +48,8 @@ class KVLinkStats(KVConnectorStats):
         if seconds:
             told["median load (ms)"] = round(median(seconds) * 1e3, 2)
             told["loaded (MB)"] = round(total / 1e6, 1)
+        if self.data["streamed_bytes"]:
+            told["while prefill computed (MB)"] = round(self.data["streamed_bytes"] / 1e6, 1)
         if self.data["retries"]:
             told["tried again"] = self.data["retries"]
         for name, count in sorted(self.data["failures"].items()):
@@ -89,6 +93,23 @@ class KVLinkMetrics(KVConnectorPromMetrics):
             ),
             per_engine_labelvalues,
         )
+        self._streamed = create_metric_per_engine(
+            counter(
+                name="vllm:kvlink_streamed_bytes",
+                documentation="Payload of pushes that had landed before their prefill was done, a rank.",
+                labelnames=labelnames,
+            ),
+            per_engine_labelvalues,
+        )
+        self._exposed = create_metric_per_engine(
+            histogram(
+                name="vllm:kvlink_push_exposed_seconds",
+                documentation="Time from the end of a push's prefill to its install, a rank.",
+                buckets=SECONDS,
+                labelnames=labelnames,
+            ),
+            per_engine_labelvalues,
+        )
         self._retries = create_metric_per_engine(
             counter(
                 name="vllm:kvlink_load_retries",
@@ -114,6 +135,9 @@ class KVLinkMetrics(KVConnectorPromMetrics):
             self._seconds[engine_idx].observe(value)
         for value in transfer_stats_data["fetch_bytes"]:
             self._bytes[engine_idx].observe(value)
+        self._streamed[engine_idx].inc(transfer_stats_data["streamed_bytes"])
+        for value in transfer_stats_data["exposed_seconds"]:
+            self._exposed[engine_idx].observe(value)
         self._retries[engine_idx].inc(transfer_stats_data["retries"])
         labels = self.per_engine_labelvalues[engine_idx]
         for name, count in transfer_stats_data["failures"].items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from kvlink.link import Part, State
@@ -18,6 +18,8 @@ class Tally:
     Attributes:
         fetch_seconds: of each load that was installed, from submitting it to its install.
         fetch_bytes: of the same.
+        streamed_bytes: of the same, what had landed before its prefill was done (push).
+        exposed_seconds: of each push that was streamed, from the end of its prefill to its install.
         retries: tries beyond the first, of loads that were installed.
         failures: loads that failed, by ``kind|field``: an error's code, and the field where two sides differ.
         sends: finished requests whose blocks came back, by how they ended (``done`` is fetched).
@@ -25,6 +27,8 @@ class Tally:
 
     fetch_seconds: list[float] = field(default_factory=list)
     fetch_bytes: list[int] = field(default_factory=list)
+    streamed_bytes: int = 0
+    exposed_seconds: list[float] = field(default_factory=list)
     retries: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     sends: dict[str, int] = field(default_factory=dict)
@@ -35,6 +39,9 @@ class Tally:
         if part.result is not None:
             self.fetch_seconds.append(part.result.seconds)
             self.fetch_bytes.append(part.result.bytes)
+            self.streamed_bytes += part.result.streamed_bytes
+            if (exposed := part.result.phases.get("exposed")) is not None:
+                self.exposed_seconds.append(exposed)
 
     def failed(self, kind: str, difference: str) -> None:
         """A load failed."""
@@ -49,12 +56,8 @@ class Tally:
 
     def take(self) -> dict[str, Any] | None:
         """Everything counted, as plain data, or ``None`` if there was nothing; counting starts anew."""
-        counted = {
-            "fetch_seconds": self.fetch_seconds,
-            "fetch_bytes": self.fetch_bytes,
-            "retries": self.retries,
-            "failures": self.failures,
-            "sends": self.sends,
-        }
-        self.fetch_seconds, self.fetch_bytes, self.retries, self.failures, self.sends = [], [], 0, {}, {}
+        counted, fresh = {}, Tally()
+        for counter in fields(self):
+            counted[counter.name] = getattr(self, counter.name)
+            setattr(self, counter.name, getattr(fresh, counter.name))
         return counted if any(counted.values()) else None

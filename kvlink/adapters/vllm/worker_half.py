@@ -168,7 +168,11 @@ class WorkerHalf:
             )
         else:
             load.part = self._bridge.expect(
-                load.ticket, load.offer.roster, load.fetch.blocks, deadline_seconds=self._push_seconds
+                load.ticket,
+                load.offer.roster,
+                load.fetch.blocks,
+                deadline_seconds=self._push_seconds,
+                uncovered=self._uncovered,
             )
         self._load_of[load.part] = load
 
