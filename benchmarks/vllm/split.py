@@ -40,7 +40,8 @@ sys.path[:0] = [str(ROOT / "tests" / "engines"), str(PD)]
 
 from make_model import make  # noqa: E402
 from needs import PATIENT, prompt  # noqa: E402
-from servers import ANSWER_SECONDS, Server, body, family, free_port, running  # noqa: E402
+from processes import family  # noqa: E402
+from servers import ANSWER_SECONDS, Server, body, free_port, running  # noqa: E402
 
 from kvlink.planning.trace import Arrival, read_trace  # noqa: E402
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import queue
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from servers import ENVIRONMENT, family
+from nursery import Fork, fork
 
 HOST = Path(__file__).with_name("engine_host.py")
 START_SECONDS = 600.0
@@ -37,7 +33,7 @@ class Engine:
     connector: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
-    process: subprocess.Popen[bytes] | None = None
+    process: Fork | None = None
 
     def __post_init__(self) -> None:
         self._ids = itertools.count(1)
@@ -54,11 +50,7 @@ class Engine:
             "model": str(self.model), "max_num_seqs": 8, "block_size": 32, "kv_cache_memory_bytes": 64 << 20,
             "kv_transfer_config": config | self.connector,
         } | self.options  # fmt: skip
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, str(HOST), json.dumps(options)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=log, env=os.environ | ENVIRONMENT | self.environment, start_new_session=True,
-            )  # fmt: skip
+        self.process = fork(HOST, [options], self.log, self.environment)
         threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
 
     def wait(self) -> None:
@@ -71,10 +63,7 @@ class Engine:
     def kill(self) -> None:
         """End it as a crash would."""
         if self.process is not None:
-            for process in family(self.process.pid):
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
-            self.process.wait(30)
+            self.process.kill()
             self.process = None
 
     def submit(self, prompt: Sequence[int], tokens: int = 8, params: dict[str, Any] | None = None) -> str:
@@ -104,18 +93,24 @@ class Engine:
         self._tell(do="step", on=on, steps=steps)
 
     def gauges(self) -> dict[str, Any]:
-        """The engine's own: free blocks, blocks, usage, requests."""
-        request_id = f"gauges-{next(self._ids)}"
-        self._answers[request_id] = queue.Queue()
-        self._tell(do="gauges", id=request_id)
-        return self._take(request_id, ANSWER_SECONDS)
+        """The engine's own: free blocks, blocks, usage, requests; its metrics by name and labels."""
+        return self._ask(do="gauges")
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample of KVLink's, and where prompt tokens came from."""
+        return self.gauges()["metrics"]
 
     def rows(self, request_id: str, tokens: int) -> str | None:
         """Digest of a live request's first rows in every layer, for models whose blocks are plain rows."""
-        asked = f"rows-{next(self._ids)}"
-        self._answers[asked] = queue.Queue()
-        self._tell(do="rows", id=asked, request=request_id, tokens=tokens)
-        return self._take(asked, ANSWER_SECONDS)["digest"]
+        return self._ask(do="rows", request=request_id, tokens=tokens)["digest"]
+
+    def reset(self) -> bool:
+        """Reset its prefix cache and its connector, as vLLM does where weights have changed; whether it could."""
+        return self._ask(do="reset")["done"]
+
+    def close(self) -> float:
+        """Shut it down as vLLM does; seconds that it took."""
+        return self._ask(do="close")["seconds"]
 
     def until_free(self, timeout_seconds: float = GAUGE_SECONDS) -> float:
         """Wait until every block is back, by the engine's own gauge; how long it took."""
@@ -129,9 +124,14 @@ class Engine:
             time.sleep(0.01)
         return time.monotonic() - began
 
+    def _ask(self, **command: Any) -> dict[str, Any]:
+        asked = f"{command['do']}-{next(self._ids)}"
+        self._answers[asked] = queue.Queue()
+        self._tell(id=asked, **command)
+        return self._take(asked, ANSWER_SECONDS)
+
     def _tell(self, **command: Any) -> None:
         assert self.process is not None
-        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(command).encode() + b"\n")
         self.process.stdin.flush()
 
@@ -143,8 +143,7 @@ class Engine:
         self._answers.pop(request_id)
         return answer
 
-    def _read(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
+    def _read(self, process: Fork) -> None:
         for line in process.stdout:
             answer = json.loads(line)
             waiting = self._answers.get(answer.get("id", ""))

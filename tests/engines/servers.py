@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 from needs import WHERE
+from processes import ENVIRONMENT, end
 
 httpx = pytest.importorskip("httpx", reason=WHERE)
 
@@ -25,32 +25,9 @@ START_SECONDS = 600.0
 """For a start: most of it is imports, and the machine may be busy."""
 ANSWER_SECONDS = 120.0
 
-ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several engines share these cores
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_CI_ENV": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-
-
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
-
-
-def family(session: int) -> list[int]:
-    """Every process of a session: an engine and its workers."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[3]) == session:
-                found.append(int(entry.name))
-    return found
 
 
 @dataclass
@@ -112,11 +89,7 @@ class Server:
     def kill(self) -> None:
         """End it and all that it started, at once, as a crash would."""
         if self.process is not None:
-            for process in family(self.process.pid):
-                try:
-                    os.kill(process, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+            end(self.process.pid)
             self.process.wait(30)
             self.process = None
 
@@ -155,6 +128,11 @@ class Server:
     def cache_usage(self) -> float:
         """Share of the cache that is in use, by the engine's own gauge."""
         return self.metrics()["vllm:kv_cache_usage_perc"]
+
+
+def grown(before: dict[str, float], after: dict[str, float], name: str) -> float:
+    """By how much a sample of two `metrics` grew."""
+    return after.get(name, 0.0) - before.get(name, 0.0)
 
 
 def body(prompt: list[int], tokens: int, **more: Any) -> dict[str, Any]:

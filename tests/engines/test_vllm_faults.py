@@ -15,12 +15,16 @@ import pytest
 from engines_in_processes import Engine, running
 from needs import NEEDS_VLLM, prompt
 from relay import Relay
-from servers import free_port
+from servers import free_port, grown
+
+from kvlink.limits import CLOSE_TIMEOUT_SECONDS
 
 pytestmark = NEEDS_VLLM
 
 LONG = prompt(1500)
 CLAIM_SECONDS = 4.0
+LOADED = "vllm:kvlink_load_seconds_count"
+SPOILED = 'vllm:kvlink_failed_loads_total{field="",kind="integrity"}'
 SLOW_BYTES_PER_SECOND = 1e6
 """A transfer of 12 MB then takes some seconds on its lanes."""
 
@@ -37,10 +41,12 @@ class Lab:
         return self.target.complete(asked, params=self.source.prefill(asked))
 
     def check(self, seed: int) -> None:
-        """Later requests are right, and every block is back on both sides."""
+        """Later requests are loaded and right, and every block is back on both sides."""
         asked = prompt(90, seed)
         alone = self.target.complete(asked)
+        before = self.target.metrics()
         assert self.fetched(asked) == alone, self.target.tail()
+        assert grown(before, self.target.metrics(), LOADED) == 1, self.target.tail()
         self.source.until_free()
         self.target.until_free()
 
@@ -79,12 +85,14 @@ def test_spoiled_bytes_never_become_tokens(lab: Lab) -> None:
     The spoiled bytes hold NaN, which would reach the next requests through slots that vLLM only masks.
     """
     asked = prompt(300)
+    before = lab.target.metrics()
     lab.relay.spoil = True
     try:
         answer = lab.target.result(lab.target.submit(asked, params=lab.source.prefill(asked)))
     finally:
         lab.relay.spoil = False
     assert (answer["reason"], answer["tokens"]) == ("error", [])
+    assert grown(before, lab.target.metrics(), SPOILED) == 1
     lab.check(2)
 
 
@@ -127,12 +135,24 @@ def test_the_target_is_killed_in_mid_transfer(lab: Lab) -> None:
     lab.source.until_free()
     lab.relay.bytes_per_second = None
     lab.target.name = "restarted target"
-    lab.target.extra |= {"integrity": False}
     lab.target.connector = {"kv_load_failure_policy": "recompute"}
     lab.target.options |= {"num_gpu_blocks_override": 66}
     lab.target.start()
     lab.target.wait()
     lab.check(6)
+
+
+def test_spoiled_bytes_are_computed_here_where_the_policy_says_so(lab: Lab) -> None:
+    asked = prompt(300, 8)
+    before = lab.target.metrics()
+    lab.relay.spoil = True
+    try:
+        tokens = lab.fetched(asked)
+    finally:
+        lab.relay.spoil = False
+    assert tokens == lab.target.complete(asked)
+    assert grown(before, lab.target.metrics(), SPOILED) == 1
+    lab.check(7)
 
 
 def test_preempted_requests_go_on(lab: Lab) -> None:
@@ -156,21 +176,45 @@ def test_the_source_is_killed_in_mid_transfer(lab: Lab) -> None:
     lab.target.until_free()
     lab.relay.bytes_per_second = None
     lab.source.name = "restarted source"
+    lab.source.extra |= {"integrity": False}  # it states no digests: for the last control
     lab.source.start()
     lab.source.wait()
     assert tokens == lab.target.complete(LONG)
     lab.check(9)
 
 
-def test_spoiled_bytes_change_the_tokens_where_nobody_looks(lab: Lab) -> None:
-    """The control of all comparisons of tokens: with integrity off, as the restarted target has it, they differ.
+def test_weights_that_change_void_what_was_offered(lab: Lab) -> None:
+    """K4: vLLM resets its connector where weights change: what is held comes back, and a reader is told."""
+    asked = prompt(300, 9)
+    params = lab.source.prefill(asked)
+    lab.source.until(lambda gauges: gauges["free_blocks"] < gauges["blocks"])
+    lab.source.reset()
+    assert lab.source.until_free() < CLAIM_SECONDS / 2
+    before = lab.target.metrics()
+    assert lab.target.complete(asked, params=params) == lab.target.complete(asked)
+    assert grown(before, lab.target.metrics(), LOADED) == 0
+    lab.check(10)
 
-    The last one: what it has installed stays in the target's cache, NaN and all.
+
+def test_spoiled_bytes_change_the_tokens_where_nobody_looks(lab: Lab) -> None:
+    """The control of all comparisons of tokens: with integrity off, as the restarted source has it, they differ.
+
+    What it has installed stays in the target's cache, NaN and all: only the end of an engine comes after it.
     """
     asked = prompt(300, 7)
     alone = lab.target.complete(asked)
+    before = lab.target.metrics()
     lab.relay.spoil = True
     try:
         assert lab.fetched(asked) != alone
     finally:
         lab.relay.spoil = False
+    assert grown(before, lab.target.metrics(), LOADED) == 1
+
+
+def test_an_engine_ends_in_its_time_in_mid_transfer(lab: Lab) -> None:
+    """VLLM kills what has not ended 5 s after it said so. The other engine's blocks come back, and its client is served."""
+    request_id = lab.in_the_middle()
+    assert lab.source.close() < CLOSE_TIMEOUT_SECONDS + 1
+    assert len(lab.target.result(request_id)["tokens"]) == 8
+    lab.target.until_free()

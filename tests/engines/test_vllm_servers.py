@@ -22,13 +22,17 @@ httpx = pytest.importorskip("httpx", reason=WHERE)
 if NEEDS_VLLM[0].args[0]:
     Server = Any
 else:
-    from servers import Server, body, free_port, running, tokens_of
+    from servers import Server, body, free_port, grown, running, tokens_of
 
 pytestmark = NEEDS_VLLM
 
 PROXY = Path(__file__).parents[2] / "examples" / "vllm_pd" / "proxy.py"
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 100, 127, 128, 129, 200, 255, 256, 257, 400, 511, 777, 1500)
 AT_ONCE = 6
+BLOCK = 32
+TOKEN_BYTES = 4 * 2 * 4 * 64 * 4
+"""Layers, K and V, heads, channels, bytes of a float32."""
+SOURCE = 'vllm:prompt_tokens_by_source_total{source="%s"}'
 REFUSED = 'vllm:kvlink_failed_loads_total{field="identity.weights_revision",kind="mismatch"}'
 
 
@@ -43,12 +47,20 @@ class Deployment:
         answer.raise_for_status()
         return tokens_of(answer.json())
 
+    def alone(self, asked: list[int]) -> list[int]:
+        """Co-located: the prefill server's own answer. The decode server has never seen the prompt."""
+        return tokens_of(self.prefill.complete(asked))
+
+    def until_free(self) -> None:
+        """Every block is back on both sides, by the servers' own gauges."""
+        until(lambda: self.prefill.cache_usage() == self.decode.cache_usage() == 0)
+
 
 @pytest.fixture(scope="module")
 def deployment(model: Callable[[str], Path], logs: Path) -> Iterator[Deployment]:
     extra = PATIENT | {"weights_revision": "r1"}
     prefill = Server("prefill", model("llama"), logs, extra=extra)
-    decode = Server("decode", model("llama"), logs, extra=extra, arguments=["--no-enable-prefix-caching"])
+    decode = Server("decode", model("llama"), logs, extra=extra)
     with ExitStack() as stack:
         stack.enter_context(running(prefill, decode))
         port = free_port()
@@ -74,26 +86,21 @@ def until(holds: Callable[[], bool], timeout_seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-def grown(before: dict[str, float], after: dict[str, float], name: str) -> float:
-    return after.get(name, 0.0) - before.get(name, 0.0)
-
-
 def test_every_prompt_token_is_fetched_and_every_answer_is_right(deployment: Deployment) -> None:
     """24 prompts of 1 to 1,500 tokens, several at once. Only a prompt's last token is computed by the decode server."""
     prompts = [prompt(length) for length in LENGTHS]
-    alone = [tokens_of(deployment.decode.complete(asked)) for asked in prompts]
+    alone = [deployment.alone(asked) for asked in prompts]
     before = deployment.decode.metrics()
     with ThreadPoolExecutor(AT_ONCE) as threads:
         assert list(threads.map(deployment.ask, prompts)) == alone
     after = deployment.decode.metrics()
-    source = 'vllm:prompt_tokens_by_source_total{source="%s"}'
     assert grown(before, after, "vllm:external_prefix_cache_hits_total") == sum(LENGTHS)
     # vLLM counts a prompt's last token, computed to sample from it, as loaded too; but not that of a one-token prompt.
-    assert grown(before, after, source % "external_kv_transfer") == sum(LENGTHS) - 1
-    assert grown(before, after, source % "local_compute") == 1
+    assert grown(before, after, SOURCE % "external_kv_transfer") == sum(LENGTHS) - 1
+    assert grown(before, after, SOURCE % "local_compute") == 1
     assert grown(before, after, "vllm:kvlink_load_seconds_count") == len(LENGTHS)
-    assert grown(before, after, "vllm:kvlink_load_bytes_sum") == sum(LENGTHS) * 4 * 2 * 4 * 64 * 4
-    until(lambda: deployment.prefill.cache_usage() == deployment.decode.cache_usage() == 0)
+    assert grown(before, after, "vllm:kvlink_load_bytes_sum") == sum(LENGTHS) * TOKEN_BYTES
+    deployment.until_free()
     assert deployment.prefill.metrics()['vllm:kvlink_sends_total{end="done"}'] >= len(LENGTHS)
 
 
@@ -109,7 +116,7 @@ def test_another_revision_is_refused_by_name(deployment: Deployment) -> None:
         deployment.decode.complete(asked, kv_transfer_params=params)
     until(lambda: grown(before, deployment.decode.metrics(), REFUSED) == 1)
     assert "identity.weights_revision differs" in deployment.decode.log.read_text()
-    until(lambda: deployment.prefill.cache_usage() == deployment.decode.cache_usage() == 0)
+    deployment.until_free()
 
 
 def test_a_client_that_hangs_up_gives_every_block_back(deployment: Deployment) -> None:
@@ -118,6 +125,41 @@ def test_a_client_that_hangs_up_gives_every_block_back(deployment: Deployment) -
         "POST", f"{deployment.proxy}/v1/completions", json=body(prompt(500, 3), 1400, stream=True), timeout=60
     ) as answer:
         next(answer.iter_raw())
-    until(lambda: deployment.prefill.cache_usage() == deployment.decode.cache_usage() == 0)
+    deployment.until_free()
     asked = prompt(60, 4)
-    assert deployment.ask(asked) == tokens_of(deployment.decode.complete(asked))
+    assert deployment.ask(asked) == deployment.alone(asked)
+
+
+def test_a_prefix_that_the_decode_server_has_is_not_fetched(deployment: Deployment) -> None:
+    """A conversation's next turn: only what lies past the last whole block of the one before it."""
+    first = prompt(200, 5)
+    deployment.ask(first)
+    longer = first + prompt(100, 6)
+    alone = deployment.alone(longer)
+    before = deployment.decode.metrics()
+    assert deployment.ask(longer) == alone
+    after = deployment.decode.metrics()
+    here = len(first) // BLOCK * BLOCK
+    assert grown(before, after, SOURCE % "local_cache_hit") == here
+    assert grown(before, after, SOURCE % "external_kv_transfer") == len(longer) - here
+    assert grown(before, after, "vllm:kvlink_load_bytes_sum") == (len(longer) - here) * TOKEN_BYTES
+
+
+def test_a_decode_server_comes_back_with_other_weights(deployment: Deployment) -> None:
+    """K4, C7: it is killed while it holds an offer; the next one states another revision, and is refused by that name.
+
+    Its policy says to recompute: the answer is right all the same.
+    """
+    deployment.decode.complete(prompt(64, 7), kv_transfer_params=deployment.prefill.prefill(prompt(64, 7)))
+    deployment.decode.kill()
+    until(lambda: deployment.prefill.cache_usage() == 0)
+    deployment.decode.name = "restarted decode"
+    deployment.decode.extra = deployment.decode.extra | {"weights_revision": "r2"}
+    deployment.decode.connector = {"kv_connector": "KVLinkConnector", "kv_load_failure_policy": "recompute"}
+    deployment.decode.start()
+    deployment.decode.wait()
+    asked = prompt(100, 8)
+    assert deployment.ask(asked) == deployment.alone(asked)
+    until(lambda: deployment.decode.metrics().get(REFUSED) == 1)
+    assert "identity.weights_revision differs" in deployment.decode.log.read_text()
+    deployment.until_free()
