@@ -142,6 +142,9 @@ RENEWAL_LINGER_SECONDS: Final = 600.0
 the failure; until then its commit may wait for a busy interpreter, or for a slower leg of the same part."""
 CLAIM_TTL_SECONDS: Final = 60.0
 CLOSE_TIMEOUT_SECONDS: Final = 3.0
+VLLM_DRAIN_SECONDS: Final = 2.0
+"""What a closing vLLM worker waits for its transfers before it cuts them: all of it must be done in 3 s, vLLM ends
+workers after 5."""
 MAX_QUEUED_EVENTS: Final = 4096
 """Events of a link that nobody has taken yet; older ones are dropped."""
 PAUSE_TELL_SECONDS: Final = 1.0

@@ -147,6 +147,33 @@ def test_an_offer_is_renewed_while_its_request_queues(engine: Make) -> None:
     assert target.failed == set()
 
 
+def test_a_cache_that_is_reset_takes_back_what_it_offered(engine: Make) -> None:
+    """K4: weights change: held blocks come back at once, and whoever would read them is refused."""
+    source, target = engine("prefill"), engine("decode")
+    request = Request("cmpl-d", tokens(48), kv_transfer_params=prefilled(source, 48))
+    source.step()
+    prefilled(source, 32, "cmpl-q")  # its offer leaves with the step that takes all back
+    source.scheduler.reset()
+    run(source, target, until=lambda: not source.waiting, timeout_seconds=5)
+    assert source.ranks[0].tally.sends == {"cancelled": 2}
+    target.arrive(request)
+    target.admit(request, INTO[:3])
+    run(source, target, until=lambda: not target.waiting)
+    assert target.failed == {"cmpl-d"}
+
+
+def test_a_reset_computes_here_what_queued_for_a_load(engine: Make) -> None:
+    """K4: the KV of old weights, which another may hold, is not mixed with that of new ones."""
+    source, target = engine("prefill"), engine("decode")
+    request = Request("cmpl-d", tokens(48), kv_transfer_params=prefilled(source, 48))
+    target.arrive(request)
+    target.scheduler.reset()
+    assert target.admit(request, INTO[:3]) == 0
+    run(source, target, until=lambda: not source.waiting, timeout_seconds=5)
+    assert source.sent == ["cmpl-p"]
+    assert target.loaded == []
+
+
 def test_another_revision_is_refused_by_name(engine: Make) -> None:
     """K4: every rank reports the load as failed, and the count names the field."""
     source = engine("prefill", identity=msgspec.structs.replace(MODEL, weights_revision="r2"))

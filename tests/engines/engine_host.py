@@ -15,15 +15,16 @@ from typing import IO, Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
-import vllm.v1.worker.cpu_worker  # noqa: E402, F401 - for all forks
-from nursery import nurse  # noqa: E402
-from prometheus_client import REGISTRY  # noqa: E402
-from vllm import LLM, SamplingParams  # noqa: E402
-from vllm.config import KVTransferConfig  # noqa: E402
-from vllm.distributed.device_communicators import shm_broadcast  # noqa: E402
-from vllm.inputs import TokensPrompt  # noqa: E402
-from vllm.v1.attention.backend import MultipleOf  # noqa: E402
-from vllm.v1.attention.backends import cpu_attn  # noqa: E402
+import vllm.v1.worker.cpu_worker  # noqa: F401 - for all forks
+from nursery import nurse
+from prometheus_client import REGISTRY
+from vllm import LLM, SamplingParams
+from vllm.config import KVTransferConfig
+from vllm.distributed.device_communicators import shm_broadcast
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.inputs import TokensPrompt
+from vllm.v1.attention.backend import MultipleOf
+from vllm.v1.attention.backends import cpu_attn
 
 PAUSE_SECONDS = 0.001
 
@@ -121,8 +122,9 @@ class Host:
                 self.answer(id=command["id"], done=self.core.reset_prefix_cache(reset_connector=True))
             case "close":
                 began = time.monotonic()
-                self.core.shutdown()
+                get_kv_transfer_group().shutdown()
                 self.answer(id=command["id"], seconds=time.monotonic() - began)
+                self.core.shutdown()
                 raise SystemExit
 
     def rows(self, request: str, tokens: int) -> str | None:

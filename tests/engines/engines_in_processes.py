@@ -109,7 +109,7 @@ class Engine:
         return self._ask(do="reset")["done"]
 
     def close(self) -> float:
-        """Shut it down as vLLM does; seconds that it took."""
+        """Shut it down, its connector first; the seconds that took."""
         return self._ask(do="close")["seconds"]
 
     def until_free(self, timeout_seconds: float = GAUGE_SECONDS) -> float:

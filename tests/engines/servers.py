@@ -25,6 +25,7 @@ START_SECONDS = 600.0
 """For a start: most of it is imports, and the machine may be busy."""
 ANSWER_SECONDS = 120.0
 
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])

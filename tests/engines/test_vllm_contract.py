@@ -43,6 +43,7 @@ HOOKS = {
     "build_connector_meta": ["self", "scheduler_output"],
     "update_connector_output": ["self", "connector_output"],
     "request_finished": ["self", "request", "block_ids"],
+    "reset_cache": ["self"],
     "build_kv_connector_stats": ["data"],
     "build_prom_metrics": ["vllm_config", "metric_types", "labelnames", "per_engine_labelvalues"],
 }

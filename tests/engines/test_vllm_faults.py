@@ -17,12 +17,12 @@ from needs import NEEDS_VLLM, prompt
 from relay import Relay
 from servers import free_port, grown
 
-from kvlink.limits import CLOSE_TIMEOUT_SECONDS
-
 pytestmark = NEEDS_VLLM
 
 LONG = prompt(1500)
 CLAIM_SECONDS = 4.0
+SLACK_SECONDS = 1.0
+"""For busy cores."""
 LOADED = "vllm:kvlink_load_seconds_count"
 SPOILED = 'vllm:kvlink_failed_loads_total{field="",kind="integrity"}'
 SLOW_BYTES_PER_SECOND = 1e6
@@ -213,8 +213,8 @@ def test_spoiled_bytes_change_the_tokens_where_nobody_looks(lab: Lab) -> None:
 
 
 def test_an_engine_ends_in_its_time_in_mid_transfer(lab: Lab) -> None:
-    """VLLM kills what has not ended 5 s after it said so. The other engine's blocks come back, and its client is served."""
+    """VLLM kills what has not ended in 5 s. The other engine's blocks come back, and its client is served."""
     request_id = lab.in_the_middle()
-    assert lab.source.close() < CLOSE_TIMEOUT_SECONDS + 1
+    assert lab.source.close() < 3 + SLACK_SECONDS
     assert len(lab.target.result(request_id)["tokens"]) == 8
     lab.target.until_free()

@@ -29,7 +29,7 @@ from kvlink.adapters.vllm.settings import Settings, flow_of
 from kvlink.adapters.vllm.stats import KVLinkMetrics, KVLinkStats
 from kvlink.adapters.vllm.worker_half import WorkerHalf
 from kvlink.bridge import Bridge
-from kvlink.limits import CLOSE_TIMEOUT_SECONDS
+from kvlink.limits import VLLM_DRAIN_SECONDS
 
 COMPLETE: Final = frozenset({RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED})
 """A request that ended so has the KV of its whole prompt."""
@@ -144,9 +144,9 @@ class KVLinkConnector(KVConnectorBase_V1, SupportsHMA):
         return None if counted is None else KVLinkStats(data=counted)
 
     def shutdown(self) -> None:
-        """Close the bridge within its bound."""
+        """Drain for a moment, cut what is left, close."""
         if self._worker is not None:
-            self._worker.close(CLOSE_TIMEOUT_SECONDS)
+            self._worker.close(VLLM_DRAIN_SECONDS)
 
     # --- scheduler ------------------------------------------------------------------------------------------------
 
@@ -205,6 +205,11 @@ class KVLinkConnector(KVConnectorBase_V1, SupportsHMA):
         """Hold a prefilled request's blocks and say where they are; let go of what an aborted one was waiting for."""
         complete = request.status in COMPLETE
         return self._need_scheduler().request_finished(request, block_ids, complete=complete)
+
+    def reset_cache(self) -> bool:
+        """What was offered from the cache is void, and what would be loaded may be: weights change."""
+        self._need_scheduler().reset()
+        return True
 
     # --- both -----------------------------------------------------------------------------------------------------
 

@@ -105,7 +105,8 @@ class StepWork:
 
     ``siblings``: the cards of all of the engine's ranks, once; ``renew``: offers that still queue here, and pushes that
     are not here yet. ``preempted``: pushes whose blocks other requests write in this step; ``withdraw``: pushes whose
-    requests were aborted, their blocks held until every rank has reported.
+    requests were aborted, their blocks held until every rank has reported. ``void``: what was published, in this step
+    too, and has not been fetched is withdrawn.
     """
 
     siblings: tuple[bytes, ...] = ()
@@ -120,3 +121,4 @@ class StepWork:
     cancel: list[str] = field(default_factory=list)
     decline: list[Decline] = field(default_factory=list)
     renew: list[bytes] = field(default_factory=list)
+    void: bool = False

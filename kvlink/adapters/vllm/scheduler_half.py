@@ -164,6 +164,17 @@ class SchedulerHalf:
             if incoming is not None:
                 incoming.stage = _Stage.SETTLED
 
+    def reset(self) -> None:
+        """The cache is void, as where weights change: what was offered is withdrawn, what queues is computed here.
+
+        Loads that run go on. vLLM does not reset a cache while a request waits for one.
+        """
+        self._work.void = True
+        for incoming in self._incoming.values():
+            if incoming.stage is _Stage.QUEUED:
+                incoming.stage = _Stage.SETTLED
+                self._decline(incoming, "its reader's cache was reset")
+
     # --- a request that ends here -----------------------------------------------------------------------------------
 
     def request_finished(

@@ -102,6 +102,9 @@ class WorkerHalf:
             self._bridge.set_siblings(Roster.of(work.siblings))
         for publish in work.publish:
             self._publish(publish)
+        if work.void:
+            for part in self._sources:
+                self._bridge.cancel(part, "its source's cache was reset")
         self.streams.settle(work)
         for fetch in work.fetch:
             self._load(fetch)
