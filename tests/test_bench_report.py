@@ -105,6 +105,13 @@ def test_the_object_has_exactly_the_keys_that_scripts_rely_on():
     assert list(PHASES) == KEYS["phases_s"]
 
 
+def test_transfers_side_by_side_are_rated_by_the_wall_clock_over_all_of_them():
+    """J4: from the first start to the last install, neither by the last one's time nor by the sum of times."""
+    spans = Span(start_seconds=0.0, end_seconds=3.0), Span(start_seconds=2.0, end_seconds=4.0)
+    both = tuple(Transfer(request=n, payload_bytes=10**9, span=span, moves=()) for n, span in enumerate(spans))
+    assert Window(transfers=both, source_cpu_seconds=0.0, target_cpu_seconds=0.0).gb_s == pytest.approx(0.5)
+
+
 def test_the_numbers_are_warm_medians_and_the_fraction_is_of_pairs():
     made = report(tally())
     assert made["throughput_gb_s"] == pytest.approx({"median": 3.0, "min": 2.0, "max": 4.0})
