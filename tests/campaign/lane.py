@@ -178,6 +178,7 @@ class Lane:
                 for life in lives:
                     await self._bury(life)
             else:
+                self.lives |= dict(zip(seats, lives, strict=True))
                 return
 
     async def _unborn(self) -> Life:
@@ -191,7 +192,6 @@ class Lane:
         listen = {"listen": self.lives[seat].address} if seat in self.lives else {}
         settings = {**self._settings, "integrity": self.dice.random() < 0.7, **listen}
         await life.open(engine, f"{self.name}.{incarnation}", settings, seats.index(seat), len(seats))
-        self.lives[seat] = life
 
     def _ended(self, life: Life, held: Held) -> None:
         self.tally.ends[f"{'source' if life.is_source else 'target'} {held.state.lower()}"] += 1
