@@ -7,7 +7,9 @@ Sources live in child processes, the target in this one; host memory, small cach
 block of one rank (``--heads`` KV heads of 128 channels, 32 layers, 16 tokens, 16 bit). What is measured, in its mode:
 
 - ``latency``: one request at a time, offer in hand, from `Link.start_fetch` to the installed result, beside the round
-  trip of a UCX message with both ends asleep, by turns; and how often either event loop was woken.
+  trip of a UCX message of which either end sleeps until it comes, by turns; and how often either event loop was woken.
+  Twice, by turns: ``apart``, each process on a core of its own, as on two machines; and ``free``, where the kernel
+  wakes whoever is written to on the writer's own core, so that no end of a mere ping-pong ever sleeps deeply.
 - ``steady``: ``--requests`` with ``--in-flight``, and what the first and the last thousand cost; memory of both sides.
 - ``fair``: ``--sources`` links all read by one, equally deep in flight; requests that each has done when time is up.
 - ``idle``: a connected pair that does nothing; CPU time of both sides.
@@ -39,6 +41,7 @@ LAYERS, CHANNELS, TOKENS = 32, 128, 16
 LATENCY_BATCH = 200
 THOUSAND = 1000
 LINKS_A_PROCESS = 16
+CORES = os.sched_getaffinity(0)
 
 
 class Counting(selectors.EpollSelector):
@@ -76,14 +79,23 @@ def usage(selector: Counting) -> dict[str, float]:
         "woken": selector.woken,
         "cpu_seconds": spent.ru_utime + spent.ru_stime,
         "resident_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
+        "sleeps": spent.ru_nvcsw,
     }
+
+
+def stay_on(core: int | None) -> None:
+    """Keep all threads of this process on one core; ``None``: on any."""
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), CORES if core is None else {core})
 
 
 # --- the sources' process -------------------------------------------------------------------------------------------
 
 
 async def serve(options: argparse.Namespace, selector: Counting) -> None:
-    """Commands on standard input: ``publish LINK COUNT`` and ``usage``; one JSON line each on standard output."""
+    """Commands on standard input, one JSON line each on standard output: ``publish LINK COUNT``, ``usage``, ``cores``
+    with ``apart`` or ``free``.
+    """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     loop = asyncio.get_running_loop()
@@ -108,13 +120,18 @@ async def serve(options: argparse.Namespace, selector: Counting) -> None:
         if command == "usage":
             say(usage(selector))
             continue
+        if command == "cores":
+            stay_on(max(CORES) if arguments == ["apart"] else None)
+            say(None)
+            continue
         which, wanted = map(int, arguments)
         offers = []
         for number in itertools.islice(numbers, wanted):
             key = kvlink.request_key("1", f"{first + which}-{number}")
             block = number % options.blocks
             offers.append(kvlink.Offer(key=key, roster=rosters[which], blocks=((block,),), tokens=TOKENS))
-            links[which].publish(offers[-1])
+            part = links[which].publish(offers[-1])
+            part.when_ended(lambda ended, link=links[which]: link.release(ended.key))
         say([offer.to_params() for offer in offers])
     for link in links:
         await link.close()
@@ -174,31 +191,49 @@ async def fetch(link: kvlink.Link, offer: kvlink.Offer, block: int) -> float:
 async def latency(options, selector, link, sources, hello) -> dict:  # noqa: ANN001
     ping = UcxPing()
     ping.connect(bytes.fromhex(hello["ping"]))
-    seconds: list[float] = []
-    trips: list[float] = []
-    woken = {"source": 0, "target": 0}
+    seen = {cores: Seen() for cores in (("apart", "free") if len(CORES) > 1 else ("free",))}
     size = min(LATENCY_BATCH, options.requests)
-    for batch in range(options.requests // size + 1):
+    for number, cores in enumerate(["free", *list(seen) * (options.requests // size)]):
+        one = seen[cores] if number else Seen()  # the first round connects, and loads what is loaded at first use
+        stay_on(min(CORES) if cores == "apart" else None)
+        await sources.ask(f"cores {cores}")
         offers = await sources.offers(0, size)
-        before = {"source": await sources.ask("usage"), "target": usage(selector)}
-        got = [await fetch(link, offer, 0) for offer in offers]
-        after = {"target": usage(selector), "source": await sources.ask("usage")}
-        round_trips = await asyncio.to_thread(ping.round_trips, size)
-        if batch == 0:
-            continue  # connecting, and what is loaded at first use
-        seconds += got
-        trips += round_trips
-        for side in woken:
-            woken[side] += after[side]["woken"] - before[side]["woken"]
+        marks = [(await sources.ask("usage"), usage(selector))]
+        one.seconds += [await fetch(link, offer, 0) for offer in offers]
+        marks.append((usage(selector), await sources.ask("usage"))[::-1])
+        trips = await asyncio.to_thread(ping.round_trips, size)
+        marks.append((await sources.ask("usage"), usage(selector)))
+        one.trips += trips
+        one.count("woken", marks[0], marks[1], of_commands=2)
+        one.count("sleeps", marks[1], marks[2], of_commands=0)
+    stay_on(None)
     ping.close()
-    woken["source"] -= options.requests // size * 2  # the commands on its standard input
-    per_request = {side: round(count / len(seconds), 2) for side, count in woken.items()}
-    return {
-        "latency_s": quantiles(seconds),
-        "ucx_round_trip_s": quantiles(trips),
-        "p50_in_round_trips": round(statistics.median(seconds) / statistics.median(trips), 2),
-        "python_wake_ups": per_request | {"both": round(sum(per_request.values()), 2)},
-    }
+    return {cores: one.result() for cores, one in seen.items()}
+
+
+class Seen:
+    """What was measured in one place of the two processes."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.trips: list[float] = []
+        self._counts = {name: {"source": 0, "target": 0} for name in ("woken", "sleeps")}
+
+    def count(self, name: str, before: tuple[dict, dict], after: tuple[dict, dict], *, of_commands: int) -> None:
+        for number, side in enumerate(("source", "target")):
+            self._counts[name][side] += after[number][name] - before[number][name]
+        self._counts[name]["source"] -= of_commands  # on its standard input
+
+    def result(self) -> dict:
+        woken = {side: round(count / len(self.seconds), 2) for side, count in self._counts["woken"].items()}
+        slept = {side: round(count / len(self.trips), 2) for side, count in self._counts["sleeps"].items()}
+        return {
+            "latency_s": quantiles(self.seconds),
+            "ucx_round_trip_s": quantiles(self.trips),
+            "ucx_sleeps_per_round_trip": slept,
+            "p50_in_round_trips": round(statistics.median(self.seconds) / statistics.median(self.trips), 2),
+            "python_wake_ups": woken | {"both": round(sum(woken.values()), 2)},
+        }
 
 
 async def steady(options, selector, link, sources, hello) -> dict:  # noqa: ANN001

@@ -16,6 +16,7 @@ from ucx_pair import BLOCK_BYTES, QUICK, Target, exposure, join, shuffled_blocks
 from kvlink.errors import TransportError
 from kvlink.testing.harness import REGION, expected, scattered_plan
 from kvlink.transports.base import CompletionKind, Exposure, Outcome, Read
+from kvlink.transports.ucx import UcxTransport
 
 BIG_BYTES = 256 * 1024 * 1024
 MARK = 0xA5
@@ -60,6 +61,16 @@ def start_big_read(target: Target, source: PeerProcess, *, integrity: bool = Fal
     while not first.any():
         pass
     return op
+
+
+def test_closing_gives_the_descriptors_back_while_somebody_still_holds_the_transport() -> None:
+    UcxTransport(**QUICK).close()  # what UCX opens once a process stays
+    before = len(os.listdir("/proc/self/fd"))
+    transport = UcxTransport(**QUICK)
+    assert len(os.listdir("/proc/self/fd")) > before + 3
+    transport.close()
+    assert len(os.listdir("/proc/self/fd")) <= before + 3, "what is left serves the completions"
+    assert transport.poll() == []
 
 
 # --- in mid-transfer ------------------------------------------------------------------------------------------------

@@ -443,7 +443,7 @@ class TargetHalf:
                 if work is None or work.machine is None:
                     self._counters.messages_late += 1
                     return
-                self._note(work, message)
+                work.note(message, self._loop.time())
                 work.machine.feed(protocol.Received(session.peer, message))
             case Decided():
                 self._decided(session.peer, message)
@@ -458,17 +458,6 @@ class TargetHalf:
             return
         for send in protocol.membership.answer_unknown(peer, message):
             self._siblings.send(send)
-
-    def _note(self, work: TargetWork, message: AnyMessage) -> None:
-        """Stamp phases as they pass, for the report only."""
-        now = self._loop.time()
-        match message:
-            case Lease():
-                work.phases["reserve"] = now - work.marks["asked"]
-            case Advance(sealed=str()):
-                work.marks.setdefault("sealed", now)
-            case Commit():
-                work.phases["commit"] = now - work.marks.get("landed", now)
 
     def _on_up(self, session: Session) -> None:
         self._counters.peers_connected += 1

@@ -20,7 +20,7 @@ from kvlink.link.part import LivePart, Result, State, whole_blocks
 from kvlink.plan import CopyPlan
 from kvlink.protocol import End, TargetEvent, TargetPart
 from kvlink.transports.base import Outcome
-from kvlink.wire import Ask, ErrorInfo, error_to_info, info_to_error
+from kvlink.wire import Advance, AnyMessage, Ask, Commit, ErrorInfo, Lease, error_to_info, info_to_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -213,6 +213,16 @@ class TargetWork:
             self.path, self.path_reason = completion.path, completion.path_reason
         self.phases["wire"] = max(self.phases["wire"], leg.wire_seconds)
         self.phases["verify"] = max(self.phases["verify"], leg.verify_seconds)
+
+    def note(self, message: AnyMessage, now: float) -> None:
+        """Stamp phases as they pass, for the report only."""
+        match message:
+            case Lease():
+                self.phases["reserve"] = now - self.marks["asked"]
+            case Advance(sealed=str()):
+                self.marks.setdefault("sealed", now)
+            case Commit():
+                self.phases["commit"] = now - self.marks.get("landed", now)
 
     def result(self, end: End, error: ErrorInfo | None, *, integrity: bool, now: float) -> Result:
         """How it ended, for the embedder."""

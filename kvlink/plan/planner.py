@@ -250,8 +250,11 @@ class _Side:
         if group.ratio > 1:
             self.ids = (ids[:, None] * group.ratio + np.arange(group.ratio, dtype=np.int64)).reshape(-1)
 
-    def find(self, pieces: Pieces) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Tensor block and slot of each piece's first position."""
+    def find(self, pieces: Pieces) -> tuple[NDArray[np.int64] | int, NDArray[np.int64] | int]:
+        """Tensor block and slot of each piece's first position; of a single piece as plain numbers."""
+        if len(pieces.first) == 1:
+            entry, slot = divmod(int(pieces.first[0]), self.slots)
+            return int(self.ids[entry - self.first_entry]), slot
         entries = pieces.first // self.slots
         return self.ids[entries - self.first_entry], pieces.first - entries * self.slots
 

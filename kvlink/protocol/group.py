@@ -8,18 +8,17 @@ state before anybody hears of it, so whoever asks again gets the same word. The 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import Enum
 from typing import cast
 
 from msgspec.structs import replace
 
 from kvlink import errors, limits, wire
 from kvlink.protocol.table import Edge, Moment, fire, inert, on, row, settle, total
-from kvlink.protocol.vocabulary import Action, PeerDead, PeerLost, Send, Tick, Timing, Value, error_info
+from kvlink.protocol.vocabulary import Action, PeerDead, PeerLost, Send, Tick, Timing, Value, Word, error_info
 from kvlink.wire import Stage, Verdict
 
 
-class GroupPhase(Enum):
+class GroupPhase(Word):
     """Where a request stands, over all ranks."""
 
     GATHERING = "gathering"

@@ -6,6 +6,7 @@ since. The ranks of an engine are one incarnation: a request that has lost one o
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -75,8 +76,9 @@ class Installations:
     ) -> None:
         self._limit = limit
         self._horizon = horizon_seconds
-        self._known: dict[str, Installation] = {}
-        self._forget_at: dict[str, float] = {}
+        # Ordered dicts: a plain one looks through all that it has lost at its front to find its first.
+        self._known: OrderedDict[str, Installation] = OrderedDict()
+        self._forget_at: OrderedDict[str, float] = OrderedDict()
         self._engines: dict[Target, _Engine] = {}
 
     def __len__(self) -> int:

@@ -10,8 +10,9 @@ is left to be confused with: a retry may come with freshly computed blocks, so w
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from kvlink import errors, limits, wire
 from kvlink.protocol.vocabulary import End, error_info
@@ -46,19 +47,24 @@ class Refuse:
     error: wire.ErrorInfo
 
 
+_WITHOUT_ERROR: Final = {end: Recorded(end, None) for end in End}
+"""Thousands of ended requests share these."""
+
+
 @dataclass(slots=True)
 class _Entry(Generic[Live]):
+    """A request that is live, or, once ``live`` is gone, whose outcome stands."""
+
     digest: str | None
     live: Live | None
     outcome: Recorded | None = field(default=None)
-    standing: bool = False
 
 
 class Ledger(Generic[Live]):
-    """Live requests, and ended ones for the retry horizon.
+    """Live requests, and ended ones for the retry horizon. Of those whose outcome does not stand it keeps little.
 
     Args:
-        limit: entries kept at a time; when full, new keys are refused as busy.
+        limit: requests kept at a time; when full, new keys are refused as busy.
         horizon_seconds: how long an ended key is remembered, from its end or, if its outcome stood, from its release.
     """
 
@@ -68,10 +74,10 @@ class Ledger(Generic[Live]):
         self._limit = limit
         self._horizon = horizon_seconds
         self._entries: dict[str, _Entry[Live]] = {}
-        self._forget_at: dict[str, float] = {}
+        self._ended: OrderedDict[str, tuple[float, Recorded]] = OrderedDict()  # by when it is forgotten, which rises
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entries) + len(self._ended)
 
     def look(self, key: str, digest: str | None, now: float) -> Fresh | Join[Live] | Recorded | Refuse:
         """What a request for ``key`` is, by `kvlink.descriptor.descriptor_digest` (``None``: not known yet).
@@ -81,12 +87,10 @@ class Ledger(Generic[Live]):
         self._forget(now)
         entry = self._entries.get(key)
         if entry is None:
-            if len(self._entries) < self._limit:
+            if key in self._ended or len(self) < self._limit:
                 return Fresh()
             text = f"the ledger is full: {self._limit} requests are live or remembered"
             return Refuse(error_info(errors.BusyError, text))
-        if entry.live is None and not entry.standing:
-            return Fresh()
         if digest is not None and entry.digest is not None and digest != entry.digest:
             text = f"request {key} was here with content {entry.digest}, and came again with {digest}"
             return Refuse(error_info(errors.ConflictError, text))
@@ -94,7 +98,7 @@ class Ledger(Generic[Live]):
 
     def begin(self, key: str, digest: str | None, live: Live) -> None:
         """Record a live request. Only after `look` said `Fresh`."""
-        self._forget_at.pop(key, None)
+        self._ended.pop(key, None)
         self._entries[key] = _Entry(digest, live)
 
     def content(self, key: str, digest: str) -> None:
@@ -113,24 +117,27 @@ class Ledger(Generic[Live]):
                 *indeterminate*, and must not be published again until `Learned`.
         """
         entry = self._entries[key]
-        entry.live, entry.outcome, entry.standing = None, Recorded(end, error), standing
+        entry.live, entry.outcome = None, _WITHOUT_ERROR[end] if error is None else Recorded(end, error)
         if not standing:
-            self._forget_at[key] = now + self._horizon
+            self.release(key, now)
 
     def release(self, key: str, now: float) -> None:
         """The outcome no longer stands: the engine released the blocks, or the source has learned. Idempotent."""
         entry = self._entries.get(key)
-        if entry is not None and entry.standing:
-            entry.standing = False
-            self._forget_at[key] = now + self._horizon
+        if entry is None or entry.outcome is None:
+            return
+        del self._entries[key]
+        self._ended[key] = now + self._horizon, entry.outcome
 
     def outcome(self, key: str) -> Recorded | None:
         """How an ended key ended, standing or not, while it is remembered."""
         entry = self._entries.get(key)
-        return entry.outcome if entry is not None else None
+        if entry is not None:
+            return entry.outcome
+        _, outcome = self._ended.get(key, (0.0, None))
+        return outcome
 
     def _forget(self, now: float) -> None:
-        """Entries come to their horizon in the order in which they were put there."""
-        while self._forget_at and now >= self._forget_at[key := next(iter(self._forget_at))]:
-            del self._forget_at[key]
-            del self._entries[key]
+        """A plain dict would look through all that it has lost at its front, at every request."""
+        while self._ended and now >= self._ended[key := next(iter(self._ended))][0]:
+            del self._ended[key]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
-
 from msgspec.structs import replace
 
 from kvlink import errors, wire
@@ -21,12 +19,13 @@ from kvlink.protocol.vocabulary import (
     Tick,
     Value,
     Withdraw,
+    Word,
     fail,
     failure_of,
 )
 
 
-class LegPhase(Enum):
+class LegPhase(Word):
     """Where one leg stands on the source."""
 
     LEASED = "leased"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
-
 from kvlink import errors, wire
 from kvlink.layout import Frontier
 from kvlink.protocol.source_leg import BUSY, LandedArrived, LeaseLapsed, PreparedArrived, SourceLeg
@@ -18,11 +16,12 @@ from kvlink.protocol.vocabulary import (
     Tick,
     Timing,
     Value,
+    Word,
     error_info,
 )
 
 
-class SourcePhase(Enum):
+class SourcePhase(Word):
     """Where a source part stands."""
 
     OPEN = "open"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
-
 from msgspec.structs import replace
 
 from kvlink import errors, limits, wire
@@ -23,13 +21,14 @@ from kvlink.protocol.vocabulary import (
     StopRenewing,
     Tick,
     Value,
+    Word,
     error_info,
     fail,
     failure_of,
 )
 
 
-class LegPhase(Enum):
+class LegPhase(Word):
     """Where one leg stands on the target."""
 
     ASKING = "asking"

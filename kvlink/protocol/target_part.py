@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from enum import Enum
-
 from kvlink import wire
 from kvlink.protocol.membership import Membership
 from kvlink.protocol.target_leg import CutOffDone, ReadEnded, TargetLeg
-from kvlink.protocol.vocabulary import Cancel, Failure, PeerDead, PeerLost, Received, Tick, Timing, Value
+from kvlink.protocol.vocabulary import Cancel, Failure, PeerDead, PeerLost, Received, Tick, Timing, Value, Word
 
 
-class TargetPhase(Enum):
+class TargetPhase(Word):
     """Where a target part stands."""
 
     LIVE = "live"

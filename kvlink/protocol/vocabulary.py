@@ -17,7 +17,13 @@ class Value(msgspec.Struct, frozen=True):
     """Base of all states, events and actions."""
 
 
-class End(Enum):
+class Word(Enum):
+    """An enum that is looked up by what it is. Python's own hashes a member's name, in Python, at every look."""
+
+    __hash__ = object.__hash__
+
+
+class End(Word):
     """How a part ended. A target part is never ``INDETERMINATE``: it alone decides whether it installs."""
 
     DONE = "done"

@@ -107,6 +107,7 @@ void EngineThread::obey(command::Disconnect& disconnect) {
 
 void EngineThread::obey(command::StartRead& start) {
   members_.at(start.read->spec().peer).peer->read(std::move(start.read));
+  look_at_timers_soon();
 }
 
 void EngineThread::obey(command::CutOff& cut_off) {
@@ -128,9 +129,7 @@ void EngineThread::obey(command::Lose& lose) {
   if (found != members_.end()) found->second.peer->lose(std::move(lose.detail));
 }
 
-void EngineThread::obey(command::LeaseBegan&) {
-  next_timers_ = std::min(next_timers_, last_timers_ + core_->limits.heartbeat / 16);
-}
+void EngineThread::obey(command::LeaseBegan&) { look_at_timers_soon(); }
 
 void EngineThread::obey(command::Close&) {
   close_by_ = Clock::now() + core_->limits.close_timeout;
@@ -138,6 +137,10 @@ void EngineThread::obey(command::Close&) {
 }
 
 // --- timers and ends ------------------------------------------------------------------------------------------------
+
+void EngineThread::look_at_timers_soon() {
+  next_timers_ = std::min(next_timers_, last_timers_ + core_->limits.heartbeat / 16);
+}
 
 // Looks at every peer and every lease, so it is done at most sixteen times a heartbeat.
 void EngineThread::run_timers(Time now) {

@@ -104,6 +104,7 @@ class EngineThread {
   void obey(command::Nudge&) {}
   void obey(command::Close&);
 
+  void look_at_timers_soon();
   void run_timers(Time now);
   Time settle(Time now);
   bool leave(Member& member);

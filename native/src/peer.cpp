@@ -17,11 +17,10 @@ Peer::Peer(EngineCore& core, std::string name, std::unique_ptr<Channel> channel)
 // --- verbs ----------------------------------------------------------------------------------------------------------
 
 void Peer::read(std::shared_ptr<ActiveRead> read) {
-  const AttemptId attempt = read->spec().attempt;
   ActiveRead& started = *reads_.emplace_back(std::move(read));
   if (leaving()) return started.stop(lost() ? Outcome::peer_lost : Outcome::cut_off, end_detail_);
-  channel_->heartbeat({&attempt, 1});
   begin(started);
+  next_heartbeat_ = std::min(next_heartbeat_, Clock::now() + core_.limits.heartbeat / 16);
 }
 
 void Peer::cut_off(std::uint64_t op, AttemptId attempt) {
@@ -174,7 +173,6 @@ void Peer::complete(ActiveRead& read, Time now) {
   const AttemptId attempt = end.attempt;
   if (end.outcome == Outcome::ok && !leaving()) {
     // The commit is yet to come, and may wait for a busy interpreter.
-    channel_->heartbeat({&attempt, 1});
     lingering_.emplace_back(attempt, now + core_.limits.renewal_linger);
   }
   core_.active_reads -= 1;

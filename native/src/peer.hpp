@@ -25,6 +25,8 @@ class Peer : protected FrameSink {
   const std::string& name() const { return name_; }
   Channel* channel() const { return channel_.get(); }
 
+  // Its lease is renewed before it can have gone long without, but not in the way of its first bytes: most reads, and
+  // their commits, are over by then.
   void read(std::shared_ptr<ActiveRead> read);
   void cut_off(std::uint64_t op, AttemptId attempt);
   // Renews a lease no longer whose read has ended.

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "cuda_packer.hpp"
 #include "engine_core.hpp"
@@ -29,13 +30,21 @@ struct UcxSettings {
 struct UcxCore final : EngineCore {
   UcxCore(UcxSettings wanted, std::shared_ptr<UcxContext> opened)
       : EngineCore(wanted.limits), settings(std::move(wanted)), context(std::move(opened)),
-        rings(context, packer_for(settings), settings.ring_slots, settings.max_rings) {}
+        rings(std::in_place, context, packer_for(settings), settings.ring_slots, settings.max_rings) {}
+
+  // After the thread's end, where nothing was abandoned: UCX goes with its memory and some 25 descriptors. What is left
+  // are completions, which may still be polled.
+  void let_go_of_ucx() {
+    staging_.reset();
+    rings.reset();
+    context.reset();
+  }
 
   const UcxSettings settings;
-  const std::shared_ptr<UcxContext> context;
+  std::shared_ptr<UcxContext> context;
 
   // --- the engine's thread ---
-  UcxRings rings;
+  std::optional<UcxRings> rings;
   // Made when first needed. Throws std::runtime_error.
   UcxSlots& staging() {
     if (!staging_) staging_ = std::make_unique<UcxSlots>(context, *packer, settings.staging_slots);

@@ -59,6 +59,10 @@ UcxEngine::UcxEngine(std::shared_ptr<UcxCore> core)
 
 UcxEngine::~UcxEngine() { close(); }
 
+void UcxEngine::closed() {
+  if (!behind().abandoned()) core_->let_go_of_ucx();
+}
+
 std::shared_ptr<const void> UcxEngine::hold(std::uint64_t address, std::uint64_t length) {
   // A GPU's memory is read by its kernels only: UCX need not know it, and peers get no key.
   if (core_->settings.gpu) return std::make_shared<const RemoteKey>(RemoteKey{0, length, {}});

@@ -31,7 +31,10 @@ class UcxEngine final : public Engine {
   explicit UcxEngine(UcxSettings settings);  // Unavailable, UcxError
   ~UcxEngine() override;
 
-  const UcxContext& context() const { return *core_->context; }
+  const UcxContext& context() const {
+    require_open();
+    return *core_->context;
+  }
   RemoteKey export_key(std::size_t region) const;
   std::uint64_t connect(const std::string& peer, Bytes address, int channel_fd);
   void import_key(const std::string& peer, std::size_t region, RemoteKey key);
@@ -39,6 +42,7 @@ class UcxEngine final : public Engine {
  private:
   explicit UcxEngine(std::shared_ptr<UcxCore> core);
 
+  void closed() override;
   std::shared_ptr<const void> hold(std::uint64_t address, std::uint64_t length) override;
   std::shared_ptr<ActiveRead> make_read(ReadSpec spec, std::shared_ptr<const LocalRegions> to,
                                         std::shared_ptr<const RemoteRegions> from) override;

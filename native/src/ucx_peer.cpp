@@ -28,7 +28,7 @@ UcxPeer::UcxPeer(UcxCore& core, std::string name, Bytes address, std::unique_ptr
 
 UcxPeer::~UcxPeer() {
   serving_.reset();
-  if (ring_) core_.rings.take_back(std::move(ring_));
+  if (ring_) core_.rings->take_back(std::move(ring_));
 }
 
 void UcxPeer::begin(ActiveRead& read) {
@@ -86,12 +86,12 @@ void UcxPeer::on_ring_wanted(std::uint64_t slots) {
   heard();
   if (ring_ || slots == 0) throw ProtocolViolation("ring wanted twice, or of no slots");
   try {
-    ring_ = core_.rings.lend();
+    ring_ = core_.rings->lend();
     const std::size_t count = std::min<std::size_t>(slots, ring_->slots().count());
     channel_->ring({count, std::uint64_t{kSlotBytes}, ring_->handle()});
     serving_.emplace(core_.exposures, *core_.packer, name(), Slots(ring_->slots().at(0), count));
   } catch (const std::exception&) {
-    if (ring_) core_.rings.take_back(std::move(ring_));
+    if (ring_) core_.rings->take_back(std::move(ring_));
     channel_->ring({});  // its reads end, and say that we have none
   }
 }
