@@ -397,3 +397,15 @@ def test_attempts_of_a_rank_are_counted_over_another_engines_turns() -> None:
     for engine in "DE":
         (refusal,) = rank.ask(f"{engine}1", 99, engine=engine, readers=2)
         assert "attempts" in refusal.message.error.message
+
+
+def test_a_ticket_that_comes_while_an_earlier_attempt_is_committed_is_announced() -> None:
+    """Its *not installed* may come after the ticket of its next try, and a ticket comes once."""
+    rank = Rank()
+    rank.ask()
+    rank.prepared()
+    assert rank.see(TicketArrived("D0")) == (SendAnnounce("D0"),)
+    assert refusal(rank.ask(attempt=2)).retryable
+    rank.not_installed()
+    assert SendAnnounce("D0") in rank.until(10.0)
+    assert Expose("D0", 3) in rank.ask(attempt=3)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from kvlink import limits
 from kvlink.descriptor import KVDescriptor, descriptor_digest
 from kvlink.errors import ConflictError, LayoutError
 from kvlink.layout import NOTHING, Frontier
@@ -34,7 +35,8 @@ class Incoming:
         """Take an increment's words; the frontier is left to whoever plans.
 
         Raises:
-            LayoutError: it goes backwards or too far, or has blocks of other groups.
+            LayoutError: it goes backwards or too far, ends before where we begin, or has blocks of other groups, or
+                more than any request.
             ConflictError: the seal covers something else than what was told.
         """
         frontier, most = advance.frontier, min(self.room, self.opening.tokens)
@@ -43,9 +45,13 @@ class Incoming:
         if len(advance.blocks) != len(self.blocks):
             raise LayoutError(f"{len(advance.blocks)} block lists are told for {len(self.blocks)} groups")
         for told, more in zip(self.blocks, advance.blocks, strict=True):
+            if len(told) + len(more) > limits.MAX_BLOCKS_PER_REQUEST:
+                raise LayoutError(f"a stream has more than {limits.MAX_BLOCKS_PER_REQUEST} blocks in one group")
             told.extend(more)
         if advance.sealed is None:
             return
+        if frontier.tokens < max(self.starts):  # what lies before is others', too: their prefix
+            raise LayoutError(f"a stream ends at position {frontier.tokens}, and is read from {self.starts} on")
         blocks = tuple(map(tuple, self.blocks))
         content = descriptor_digest(replace(self.opening, tokens=frontier.tokens, blocks=blocks))
         if content != advance.sealed or frontier != Frontier.whole(frontier.tokens):

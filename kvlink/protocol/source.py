@@ -236,9 +236,9 @@ def declined_by_reader(part: SourcePart, event: DeclineArrived, _at: Moment) -> 
 
 
 def served(part: SourcePart, event: TicketArrived, _at: Moment) -> bool:
-    """The ticket's rank has asked already."""
+    """The ticket's rank has asked already. Whoever has its commit does not ask under it again: this is its next try."""
     leg = part.leg(event.peer)
-    return leg is not None and leg.phase not in FREE
+    return leg is not None and leg.phase not in (*FREE, LegPhase.COMMITTED)
 
 
 # --- effects --------------------------------------------------------------------------------------------------

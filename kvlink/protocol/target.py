@@ -200,6 +200,11 @@ def overdue(part: TargetPart, _event: Tick, at: Moment) -> bool:
     return part.parked_since is None and at.now >= part.deadline_at
 
 
+def torn(part: TargetPart, _event: AllLanded, _at: Moment) -> bool:
+    """The sources' seals cover different things."""
+    return len({leg.stream.content for leg in part.legs if leg.stream is not None}) > 1
+
+
 def out_of_time(part: TargetPart, _event: AllCommitted, at: Moment) -> bool:
     """The first commit's time to live ended before the last commit came."""
     return any(leg.until is None or at.now >= leg.until for leg in part.legs)
@@ -242,6 +247,12 @@ def forsaken(part: TargetPart, _event: Tick, at: Moment) -> bool:
 def prepare(part: TargetPart, _event: AllLanded, at: Moment) -> Change:
     """Only now start the commits' clocks: a slow leg must not let a fast one's run out."""
     return _each(part, Prepare(), at)
+
+
+def cut_torn(part: TargetPart, _event: AllLanded, at: Moment) -> Change:
+    """One rank's share of a shorter prompt beside another's of a longer one is no request's KV."""
+    seals = ", ".join(f"{leg.peer} sealed {leg.stream.content}" for leg in part.legs if leg.stream is not None)
+    return _cut_all(part, fail(End.FAILED, errors.ConflictError, f"the sources' shares differ: {seals}"), at)
 
 
 def say_landed(part: TargetPart, _event: AllLanded, at: Moment) -> Change:
@@ -408,7 +419,12 @@ TARGET_PART = total(
     {
         P.LIVE: row(
             _endable,
-            on(AllLanded, Edge(P.GATHERED, say_landed, together), Edge(None, prepare)),
+            on(
+                AllLanded,
+                Edge(P.ENDING, cut_torn, torn),
+                Edge(P.GATHERED, say_landed, together),
+                Edge(None, prepare),
+            ),
             on(AllCommitted, Edge(P.ENDING, cut_expired, out_of_time), Edge(P.INSTALLING, install)),
             inert(AllQuiet, AllTold, InstallDone, InstallFailed, Proceed, Reveal, Noted),
         ),

@@ -102,6 +102,7 @@ class TargetLeg(Value, frozen=True):
         error: why it was not installed; told to the source.
         dead: its source is proven dead: nobody is left to tell.
         stream: what is here of a stream; ``None`` for a leg that is read at once.
+        rests_until: until when a stream may rest, whatever its source says.
     """
 
     peer: str
@@ -114,6 +115,7 @@ class TargetLeg(Value, frozen=True):
     error: wire.ErrorInfo | None = None
     dead: bool = False
     stream: Landing | None = None
+    rests_until: float | None = None
 
 
 Change = tuple[TargetLeg, tuple[object, ...]]
@@ -202,12 +204,12 @@ def start_read(leg: TargetLeg, event: wire.Lease, _at: Moment) -> Change:
 
 def rest(leg: TargetLeg, _event: wire.Lease, at: Moment) -> Change:
     """The lease is ours; increments will be told."""
-    return _resting(leg, at), ()
+    return _resting(replace(leg, rests_until=at.now + at.timing.stream_seconds), at), ()
 
 
 def rest_on(leg: TargetLeg, _event: wire.Parked, at: Moment) -> Change:
-    """The source lives, and computes."""
-    return replace(leg, until=at.now + at.timing.rest_seconds), ()
+    """The source lives, and computes: for as long as we let it, since nobody else bounds what it says of itself."""
+    return replace(leg, until=_rests(leg, at)), ()
 
 
 def take_increment(leg: TargetLeg, event: wire.Advance, _at: Moment) -> Change:
@@ -246,6 +248,8 @@ def landed_again(leg: TargetLeg, event: Tick | wire.Advance, at: Moment) -> Chan
 def cut_resting(leg: TargetLeg, _event: Tick, at: Moment) -> Change:
     """The source lives, and says nothing of this stream."""
     text = f"{leg.peer} said nothing of its stream for {at.timing.rest_seconds:g} s, and has not sealed it"
+    if leg.rests_until is not None and at.now >= leg.rests_until:
+        text = f"{leg.peer} has not sealed its stream within {at.timing.stream_seconds:g} s of its lease"
     return _failing(leg, fail(End.EXPIRED, errors.DeadlineError, text), at)
 
 
@@ -384,7 +388,12 @@ def _telling(leg: TargetLeg, at: Moment) -> TargetLeg:
 
 
 def _resting(leg: TargetLeg, at: Moment) -> TargetLeg:
-    return replace(leg, repeat=Repeat.start(at.now, at.timing), until=at.now + at.timing.rest_seconds)
+    return replace(leg, repeat=Repeat.start(at.now, at.timing), until=_rests(leg, at))
+
+
+def _rests(leg: TargetLeg, at: Moment) -> float:
+    bound = at.now + at.timing.rest_seconds
+    return bound if leg.rests_until is None else min(bound, leg.rests_until)
 
 
 def _landed(leg: TargetLeg, stream: Landing) -> Send:

@@ -78,6 +78,7 @@ class Timing(Value, frozen=True, kw_only=True):
         park_seconds: how long a parked ask waits for its source.
         tell_seconds: how long *installed* or *not installed* is repeated to a source that does not acknowledge.
         rest_seconds: how long a target waits for more of a stream without a word from its source.
+        stream_seconds: how long it waits for a stream in all, from its lease, whatever its source says.
         retry_hold_seconds: how long a hold outlives a retryable failure, for a fresh attempt to ask.
         lost_hold_seconds: how long a hold outlives the target that was to read it.
         retire_seconds: how long a source keeps an ended part to answer late messages.
@@ -92,6 +93,7 @@ class Timing(Value, frozen=True, kw_only=True):
     park_seconds: float = limits.PARK_SECONDS
     tell_seconds: float = limits.TELL_SECONDS
     rest_seconds: float = limits.REST_SECONDS
+    stream_seconds: float = limits.MAX_STREAM_SECONDS
     retry_hold_seconds: float = limits.RETRY_HOLD_SECONDS
     lost_hold_seconds: float = limits.LOST_HOLD_SECONDS
     retire_seconds: float = limits.RETIRE_SECONDS
