@@ -25,7 +25,18 @@ from kvlink.errors import (
 from kvlink.link.handshake import DialerHandshake, Session
 from kvlink.link.introduction import check_introduce
 from kvlink.link.sockets import dial, receive_frame, send_frame
-from kvlink.wire import Ack, Address, AnyMessage, Installed, Introduce, decode, encode, frame_length, pack_frame
+from kvlink.wire import (
+    Ack,
+    Address,
+    AnyMessage,
+    Goodbye,
+    Installed,
+    Introduce,
+    decode,
+    encode,
+    frame_length,
+    pack_frame,
+)
 from kvlink.wire.codec import HEADER
 from kvlink.wire.opening import Purpose
 
@@ -35,8 +46,9 @@ _BUFFER_BYTES: Final = 16 * 1024
 """Of each connection, for what arrives; a longer frame gets more as it comes in."""
 _SHORT_BYTES: Final = 256
 """Less than this behind a frame is no reason to hold its answer back: what nobody waits for, at most."""
-_UNHURRIED: Final = (Installed, Ack)
-"""Messages for which no request waits; repeats and bounds of the protocol are hundreds of times longer."""
+_UNHURRIED: Final = (Installed, Ack, Goodbye)
+"""Messages for which no request waits; repeats and bounds of the protocol are hundreds of times longer.
+A goodbye is one of them so that it is the last to leave: nothing that comes behind it is heard."""
 
 
 async def connect(
