@@ -7,6 +7,7 @@ import contextlib
 from dataclasses import dataclass, field
 from random import Random
 
+from computing import walk
 from engines import Engine, source_engine, target_engine
 from virtual import VirtualNet
 
@@ -154,18 +155,25 @@ class Story:
         target = self.sides["decode"]
         ticket = target.engine.ticket(key, TOKENS, ttl_seconds=3.0)
         parts: list[Part] = []
+        words = list(walk(self.dice, TOKENS, 3)) if self.dice.random() < 0.6 else []
 
         def announce() -> None:
             if not source.dead:
-                parts.extend(link.announce(key, ttl_seconds=3.0) for link in source.engine.links)
+                parts.extend(link.announce(key, ttl_seconds=3.0, max_tokens=TOKENS) for link in source.engine.links)
                 for part in parts:
                     self._source_part(source, blocks, part)
-                    self.net.loop.call_later(0.0 if self.quiet else self.dice.random() * 2.0, seal, part)
+                    said = [*(ready for _, ready in words), {"tokens": TOKENS}]
+                    pause = 0.0 if self.quiet else self.dice.random() / len(said) * 2.0
+                    self.net.loop.call_later(pause, say, part, said, pause)
 
-        def seal(part: Part) -> None:
+        def say(part: Part, said: list[dict[str, int]], pause: float) -> None:
+            """What becomes ready, one thing after the other; the seal comes with the last."""
             if not part.state.ended and not source.dead:
-                part.ready(blocks=(blocks,), tokens=TOKENS)
-                part.seal()
+                part.ready(blocks=(blocks,), **said[0])
+                if said[1:]:
+                    self.net.loop.call_later(pause, say, part, said[1:], pause)
+                else:
+                    part.seal()
 
         if self.quiet or self.dice.random() < 0.6:
             announce()

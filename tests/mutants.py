@@ -1,4 +1,5 @@
-"""Planted protocol bugs: each changes one cell of a table, or one function, and must be found by the simulator."""
+"""Planted protocol bugs: each changes one cell of a table, or one function, and must be found: by the simulator, those
+of streams by the explorer."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 
 from kvlink import wire
 from kvlink.protocol import (
+    EndHold,
     Install,
     Ledger,
     ParkingLot,
@@ -17,7 +19,9 @@ from kvlink.protocol import (
     PreparedArrived,
     ReleaseBlocks,
     Report,
+    Seal,
     SourcePart,
+    StartIncrement,
     Tick,
     group,
     source,
@@ -27,6 +31,7 @@ from kvlink.protocol import (
     target,
     target_leg,
 )
+from kvlink.protocol.increments import Landing, Offering
 from kvlink.protocol.source import SOURCE_PART
 from kvlink.protocol.source_leg import SOURCE_LEG
 from kvlink.protocol.source_leg import LegPhase as S
@@ -45,6 +50,18 @@ MUTANTS: dict[str, tuple[Mutant, str]] = {}
 def mutant(findings: str) -> Callable[[Mutant], Mutant]:
     def add(plant: Mutant) -> Mutant:
         MUTANTS[plant.__name__] = (plant, findings)
+        return plant
+
+    return add
+
+
+STREAM_MUTANTS: dict[str, tuple[Mutant, str]] = {}
+"""As `MUTANTS`, for the explorer's worlds in which KV is streamed."""
+
+
+def stream_mutant(findings: str) -> Callable[[Mutant], Mutant]:
+    def add(plant: Mutant) -> Mutant:
+        STREAM_MUTANTS[plant.__name__] = (plant, findings)
         return plant
 
     return add
@@ -360,3 +377,61 @@ def same_lease_for_an_attempt_that_is_over(patch: pytest.MonkeyPatch) -> None:
     kept = tuple(edge for edge in edges if edge.do is not source_asks.refuse_over)
     over = Edge(None, None, source_asks.over_already)
     patch.setitem(SOURCE_PART[SourcePhase.HELD], AskArrived, (kept[0], kept[1], over, *kept[2:]))
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+@stream_mutant("3")
+def landed_before_the_seal(patch: pytest.MonkeyPatch) -> None:
+    """All that was told is here, so all is here; and the source commits whatever was told."""
+    patch.setattr(Landing, "whole", Landing.resting)
+    patch.setattr(Offering, "closes", lambda *_: True)
+
+
+@stream_mutant("3")
+def increments_counted_and_not_numbered(patch: pytest.MonkeyPatch) -> None:
+    """One that was lost on the way is not missed; and no digest tells."""
+
+    def land(stream, number, _root):
+        return replace(stream, landed=number, root=None)
+
+    patch.setattr(Landing, "expects", lambda stream, advance: advance.number > stream.taken)
+    patch.setattr(Landing, "land", land)
+
+
+@stream_mutant("3")
+def a_frontier_that_the_seal_does_not_cover(patch: pytest.MonkeyPatch) -> None:
+    """The seal is told at once, and what had become ready with it is not."""
+
+    def expose(offering):
+        content = offering.content is not None
+        told = offering.told if content and offering.exposed else offering.ready
+        return replace(offering, exposed=offering.exposed + 1, ready=told, told=told, sealed=content)
+
+    patch.setattr(Offering, "expose", expose)
+
+
+@stream_mutant("3")
+def an_increment_read_again(patch: pytest.MonkeyPatch) -> None:
+    """A late copy of an increment's words starts its read anew, and nobody waits for that to end."""
+
+    def take(leg, event, at):
+        stream = leg.stream if leg.stream.taken >= event.number else leg.stream.take(event)
+        leg = replace(leg, stream=stream, repeat=None, until=None)
+        return leg, (StartIncrement(leg.peer, leg.attempt, event),)
+
+    known = Edge(None, take, lambda leg, event, _at: event.number <= leg.stream.taken)
+    following = Edge(None, target_leg.take_increment, target_leg.following)
+    cell(patch, TARGET_LEG, T.MOVING, wire.Advance, known, following)
+
+
+@stream_mutant("4")
+def a_stream_whose_hold_ends_when_all_is_told(patch: pytest.MonkeyPatch) -> None:
+    """A3: the blocks go back while the last increment is still read."""
+
+    def sealed(part, event, at):
+        part, actions = source.seal_stream(part, event, at)
+        return part, (*actions, EndHold())
+
+    cell(patch, SOURCE_PART, SourcePhase.STREAMING, Seal, Edge(SourcePhase.HELD, sealed))

@@ -72,6 +72,19 @@ async def test_every_byte_crosses_and_is_verified(transport, flow, shape):
     assert (report["environment"]["ucx_version"] is not None) == (transport == "ucx")
 
 
+@pytest.mark.parametrize("transport", ["stream", "loopback"])
+async def test_what_a_push_leaves_to_do_after_its_last_layer_is_reported(transport):
+    report = await finished(*SMALL, *RESHAPED, "--transport", transport, "--flow", "push", "--layer-ms", "3")
+    assert report["verified"] is True
+    streamed = report["streamed"]
+    assert streamed["layer_seconds"] == 0.003
+    assert 0 < streamed["exposed_s"]["p50"] <= streamed["exposed_s"]["p95"]
+    assert streamed["exposed_in_layers"] == pytest.approx(
+        streamed["exposed_s"]["p50"] / streamed["layer_transfer_s"], rel=0.5
+    )
+    assert report["fraction_of_limit"] is None, "computing is no transfer"
+
+
 @pytest.mark.parametrize("flow", ["fetch", "push"])
 async def test_chunks_lost_altered_and_late_by_chance_are_tried_again_and_verified(flow):
     faults = "drop=0.5,corrupt=0.1,delay=0.2"

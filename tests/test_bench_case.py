@@ -65,6 +65,8 @@ def test_a_trace_gives_its_first_prompts_and_the_first_of_them_to_warm_up(tmp_pa
         ("--serve", "127.0.0.1:1", "--kill-target-every", "1"),
         ("--kill-target-every", "100"),
         ("--kill-target-every", "1", "--tries", "1"),
+        ("--layer-ms", "3"),
+        ("--flow", "push", "--layer-ms", "-1"),
     ],
 )
 def test_faults_and_tries_that_make_no_sense_are_refused_by_their_flag(flags):

@@ -37,6 +37,7 @@ KEYS = {
     "fraction_of_limit": None,
     "cold": ["open_seconds", "latency_seconds", "throughput_gb_s"],
     "between_engines_gb_s": None,
+    "streamed": None,
 }  # fmt: skip
 """DESIGN's section on contracts; beyond it ``cold``, and what of the model's geometry flags may have changed."""
 
@@ -74,7 +75,10 @@ def tally() -> Tally:
     return Tally(
         cold=transfer(0, 2.0),
         open_seconds=1.5,
-        windows=[Window(transfers=(one,), source_cpu_seconds=0.1, target_cpu_seconds=0.3) for one in measured],
+        windows=[
+            Window(transfers=(one,), exposed_seconds=(), source_cpu_seconds=0.1, target_cpu_seconds=0.3)
+            for one in measured
+        ],
         pairs=[
             Pair(payload_bytes=10**9, transfer_seconds=one.span.seconds, raw_seconds=raw)
             for one, raw in zip(measured, (0.25, 0.2), strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from mutants import STREAM_MUTANTS
 
 from kvlink.protocol import PeerDead, PeerLost, Tick, source_leg
 from kvlink.protocol.source_leg import SOURCE_LEG
@@ -51,3 +52,14 @@ def test_loss_taken_for_death_is_found_with_two_parts(monkeypatch: pytest.Monkey
     found = explore(ProtocolModel(Scenario(kinds=ALL, prompt=True, readers=2))).violation
     assert found is not None
     assert found.what[0] in "2AC", str(found)
+
+
+@pytest.mark.parametrize("name", STREAM_MUTANTS)
+def test_a_bug_planted_in_streams_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Landed before the seal, lost, read twice, not covered by the seal, freed too early: with one fault at most."""
+    plant, findings = STREAM_MUTANTS[name]
+    plant(monkeypatch)
+    world = Scenario(kinds=ALL, prompt=True, push=True, sealed=False, chunks=2)
+    found = explore(ProtocolModel(world)).violation
+    assert found is not None, f"{name} survives"
+    assert found.what[0] in findings, str(found)

@@ -222,13 +222,21 @@ def take_increment(leg: TargetLeg, event: wire.Advance, _at: Moment) -> Change:
     return leg, (*stop, StartIncrement(leg.peer, leg.attempt, event))
 
 
-def land(leg: TargetLeg, event: ReadEnded, _at: Moment) -> Change:
-    """One more is here. The source makes room for others when it hears so."""
+def keep_root(leg: TargetLeg, event: ReadEnded, _at: Moment) -> Change:
+    """All bytes are here. Of a stream, *prepared* will say so."""
     if leg.stream is None:
         return replace(leg, root=event.root), ()
     stream = leg.stream.land(event.number, event.root)
+    return replace(leg, stream=stream, root=stream.root), ()
+
+
+def land(leg: TargetLeg, event: ReadEnded, _at: Moment) -> Change:
+    """One more is here. The source makes room for others when it hears so."""
+    if leg.stream is None:
+        return leg, ()
+    stream = leg.stream.land(event.number, event.root)
     told = (_landed(leg, stream),) if stream.landed > leg.stream.landed else ()
-    return replace(leg, stream=stream, root=stream.root), told
+    return replace(leg, stream=stream), told
 
 
 def land_and_rest(leg: TargetLeg, event: ReadEnded, at: Moment) -> Change:
@@ -488,7 +496,7 @@ TARGET_LEG = total(
             on(
                 ReadEnded,
                 Edge(P.CUTTING, cut_failed_read, failed),
-                Edge(P.LANDED, land, completes),
+                Edge(P.LANDED, keep_root, completes),
                 Edge(P.RESTING, land_and_rest, leaves_none),
                 Edge(None, land),
             ),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from kvlink.protocol import End
 from kvlink.protocol.source_leg import LegPhase
-from kvlink.testing.worlds import Fetch, Target, World, put_fetch, put_source, soil
+from kvlink.testing.worlds import INCREMENT, Fetch, Target, World, put_fetch, put_source, soil
 
 
 def install(world: World, index: int, number: int) -> World:
@@ -46,8 +46,9 @@ def _ready(fetch: Fetch) -> bool:
 def _wrong_install(world: World, rank: Target, fetch: Fetch) -> Iterator[str]:
     if fetch.blocks != "reserved":
         yield f"1: {rank.peer} installs blocks that are {fetch.blocks}"
-    if fetch.landed < fetch.attempts or fetch.reading:
-        yield f"3: {rank.peer} installs while {set(fetch.attempts - fetch.landed)} have not landed"
+    missing = _missing(world, fetch) if fetch.stream else fetch.attempts - fetch.landed
+    if missing or fetch.reading:
+        yield f"3: {rank.peer} installs while {set(missing)} have not landed"
     if fetch.dirty:
         yield f"8: {rank.peer} installs what {set(fetch.dirty)} read from blocks after their lease"
     if others := [other for other in installed(world) if other[0] != rank.engine]:
@@ -59,6 +60,21 @@ def _wrong_install(world: World, rank: Target, fetch: Fetch) -> Iterator[str]:
             yield f"3: {rank.peer} installs, and {held.peer} has not committed"
         elif held.alive and phase is not LegPhase.COMMITTED:
             yield f"C: {rank.peer} installs, and {held.peer} has given up: the leg is {phase and phase.value}"
+
+
+def _missing(world: World, fetch: Fetch) -> set[int]:
+    """Attempts of a stream that have not all that the seal covers, each increment once and in its place."""
+    return {attempt for attempt in fetch.attempts if not _is_whole(world, fetch, attempt)}
+
+
+def _is_whole(world: World, fetch: Fetch, attempt: int) -> bool:
+    told = sorted(one for one in fetch.told if one.attempt == attempt)
+    if [one.number for one in told] != [*range(1, len(told) + 1)] or not told or not told[-1].sealed:
+        return False
+    if any(attempt + INCREMENT * one.number not in fetch.landed for one in told):
+        return False
+    ends = [one.tokens for one in told]
+    return ends == sorted(ends) and ends[-1] == world.sources[attempt % 10].computed
 
 
 def installed(world: World) -> list[str]:

@@ -6,22 +6,36 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from kvlink import errors, protocol, wire
-from kvlink.protocol import End, SourcePhase, TargetPart, TargetPhase, group, source, target
+from kvlink.layout import Frontier
+from kvlink.protocol import End, SourcePhase, group, source, target
+from kvlink.testing.deeds import (
+    crash_source,
+    crash_target,
+    do_plainly,
+    has_part,
+    lapse,
+    reading,
+    renewed,
+    send,
+    sends,
+    streams,
+    unless_closed,
+)
 from kvlink.testing.explorer import Move
 from kvlink.testing.invariants import (
-    end_hold,
     install,
     note,
     overdue,
     release,
-    report_source,
     report_target,
     show,
     unsettled,
 )
 from kvlink.testing.worlds import (
     DIGEST,
+    INCREMENT,
     KEY,
+    OPENING,
     Announced,
     Asked,
     Expected,
@@ -30,6 +44,7 @@ from kvlink.testing.worlds import (
     Scenario,
     Source,
     Target,
+    Told,
     World,
     canonical,
     on_the_way,
@@ -37,7 +52,6 @@ from kvlink.testing.worlds import (
     put_fetch,
     put_source,
     put_target,
-    soil,
     textless,
 )
 
@@ -61,6 +75,7 @@ class ProtocolModel:
         longest = scenario.deadline_seconds + scenario.timing.park_seconds
         self._bound = longest + scenario.timing.commit_ttl_seconds + scenario.timing.drift_margin_seconds
         self._bound += scenario.timing.tell_seconds if scenario.together else 0.0
+        self._bound += (scenario.chunks + 1) * scenario.timing.rest_seconds if scenario.chunks else 0.0
 
     def start(self) -> World:
         """Every source holds; the first engine's ranks have asked, or delivered their tickets."""
@@ -138,15 +153,17 @@ class ProtocolModel:
 
     def _target_moves(self, world: World, index: int, rank: Target) -> Iterator[Step]:
         for number, fetch in enumerate(rank.fetches):
-            for attempt in fetch.reading:
-                ended = fetch._replace(reading=fetch.reading - {attempt}, landed=fetch.landed | {attempt})
+            for read in fetch.reading:
+                ended = fetch._replace(reading=fetch.reading - {read}, landed=fetch.landed | {read})
                 landed = put_fetch(world, index, number, ended)
+                increment, attempt = divmod(read, INCREMENT)
                 yield Step(
-                    f"{rank.peer} read {attempt} lands",
-                    self._to_target(landed, index, protocol.ReadEnded(attempt, b"rootroot")),
+                    f"{rank.peer} read {read} lands",
+                    self._to_target(landed, index, protocol.ReadEnded(attempt, b"rootroot", number=increment)),
                 )
             for attempt in fetch.cutting:
-                cut = fetch._replace(cutting=fetch.cutting - {attempt}, reading=fetch.reading - {attempt})
+                reading = frozenset(read for read in fetch.reading if read % INCREMENT != attempt)
+                cut = fetch._replace(cutting=fetch.cutting - {attempt}, reading=reading)
                 done = put_fetch(world, index, number, cut)
                 yield Step(
                     f"{rank.peer} cut-off of {attempt} done",
@@ -154,14 +171,21 @@ class ProtocolModel:
                 )
         failed = all(fetch.end not in (None, End.DONE) for fetch in rank.fetches)
         if rank.fetches and failed and len(rank.fetches) < self.scenario.fetches:
-            yield Step(f"{rank.peer} fetches again", self._fetch(world, index))
+            again = self._fetch(world, index, stream=rank.fetches[-1].stream)
+            yield Step(f"{rank.peer} fetches again", again)
 
     def _source_moves(self, world: World, index: int, held: Source) -> Iterator[Step]:
-        if held.part is not None and held.part.phase is SourcePhase.OPEN:
-            yield Step(f"{held.peer} seals", self._to_source(world, index, protocol.Seal(DIGEST)))
+        if held.part is not None and held.part.phase in (SourcePhase.OPEN, SourcePhase.STREAMING):
+            computed = put_source(world, index, held._replace(computed=held.computed + 1))
+            event: Any = protocol.Seal(DIGEST)
+            if self.scenario.chunks:
+                frontier = Frontier.whole(held.computed + 1)
+                last = held.computed + 1 == self.scenario.chunks
+                event = protocol.Seal(DIGEST, frontier, OPENING) if last else protocol.Advanced(frontier, OPENING)
+            yield Step(f"{held.peer}: {type(event).__name__}", self._to_source(computed, index, event))
         for lease in held.leases:
-            if not _renewed(world, *lease):
-                yield Step(f"{held.peer} lease {lease[1]} lapses, unrenewed", _lapse(world, index, lease))
+            if not renewed(world, *lease):
+                yield Step(f"{held.peer} lease {lease[1]} lapses, unrenewed", lapse(world, index, lease))
 
     def _time(self, world: World) -> Iterator[Step]:
         fetches = [fetch for rank in world.targets if rank.alive for fetch in rank.fetches]
@@ -203,32 +227,33 @@ class ProtocolModel:
 
     def _target_faults(self, world: World, index: int, rank: Target) -> Iterator[tuple[str, str, World]]:
         for number, fetch in enumerate(rank.fetches):
-            for attempt in fetch.reading:
+            for read in fetch.reading:
                 error = protocol.error_info(errors.TransportError, "the read failed")
-                ended = put_fetch(world, index, number, fetch._replace(reading=fetch.reading - {attempt}))
-                failed = self._to_target(ended, index, protocol.ReadEnded(attempt, error=error))
-                yield "fail", f"{rank.peer} read {attempt} fails", failed
+                ended = put_fetch(world, index, number, fetch._replace(reading=fetch.reading - {read}))
+                increment, attempt = divmod(read, INCREMENT)
+                event = protocol.ReadEnded(attempt, error=error, number=increment)
+                yield "fail", f"{rank.peer} read {read} fails", self._to_target(ended, index, event)
         if any(fetch.part is not None and fetch.end is None for fetch in rank.fetches):
             cancel = protocol.Cancel(protocol.fail(End.CANCELLED, errors.CancelledError, "by the embedder"))
             yield "cancel", f"{rank.peer} cancels", self._to_target(world, index, cancel)
-        yield "crash", f"{rank.peer} crashes", _crash_target(world, index, self._siblings(world, rank))
+        yield "crash", f"{rank.peer} crashes", crash_target(world, index, self._siblings(world, rank))
         for peer in (*(held.peer for held in world.sources), *self._siblings(world, rank)):
             lost = world._replace(notices=world.notices | {(peer, protocol.PeerLost(rank.peer))})
             yield "silence", f"{peer} hears nothing of {rank.peer}", lost
 
     def _source_faults(self, world: World, index: int, held: Source) -> Iterator[tuple[str, str, World]]:
         for lease in held.leases:
-            if _renewed(world, *lease):
-                yield "lapse", f"{held.peer} lease {lease[1]} lapses", _lapse(world, index, lease)
+            if renewed(world, *lease):
+                yield "lapse", f"{held.peer} lease {lease[1]} lapses", lapse(world, index, lease)
         if held.end is None:
             cancel = protocol.Cancel(protocol.fail(End.CANCELLED, errors.CancelledError, "by the source's engine"))
             yield "cancel", f"{held.peer} cancels", self._to_source(world, index, cancel)
-        yield "crash", f"{held.peer} crashes", _crash_source(world, index)
+        yield "crash", f"{held.peer} crashes", crash_source(world, index)
         for rank in world.targets:
             lost = world._replace(notices=world.notices | {(rank.peer, protocol.PeerLost(held.peer))})
             yield "silence", f"{rank.peer} hears nothing of {held.peer}", lost
 
-    def _fetch(self, world: World, index: int) -> World:
+    def _fetch(self, world: World, index: int, *, stream: bool = False) -> World:
         rank = world.targets[index]
         first = 100 * (index + 1) + 10 * len(rank.fetches)
         legs = [(held.peer, first + number) for number, held in enumerate(world.sources)]
@@ -239,8 +264,9 @@ class ProtocolModel:
             now=world.now,
             timing=self.scenario.timing,
             siblings=self._membership(rank, first),
+            stream=stream,
         )
-        fetch = Fetch(world.now, part, frozenset(attempt for _, attempt in legs))
+        fetch = Fetch(world.now, part, frozenset(attempt for _, attempt in legs), stream=stream)
         world = put_target(world, index, rank._replace(fetches=(*rank.fetches, fetch)))
         return self._do_target(world, index, len(rank.fetches), actions)
 
@@ -264,11 +290,11 @@ class ProtocolModel:
         for index, rank in enumerate(world.targets):
             if rank.peer == packet.receiver and rank.alive:
                 if isinstance(packet.message, Announced):
-                    return world if rank.fetches else self._fetch(world, index)
+                    return world if rank.fetches else self._fetch(world, index, stream=packet.message.stream)
                 if isinstance(packet.message, wire.Stands):
                     return self._stands(world, packet.sender, packet.message)
-                if isinstance(packet.message, wire.Decided) and not _has_part(rank, packet.message.part):
-                    return _sends(world, rank.peer, protocol.membership.answer_unknown(packet.sender, packet.message))
+                if isinstance(packet.message, wire.Decided) and not has_part(rank, packet.message.part):
+                    return sends(world, rank.peer, protocol.membership.answer_unknown(packet.sender, packet.message))
                 return self._to_target(world, index, protocol.Received(packet.sender, packet.message))
         return world
 
@@ -276,20 +302,43 @@ class ProtocolModel:
         held = world.sources[index]
         event: Any
         match message:
-            case Asked(attempt=attempt):
-                event = self._ask(peer, attempt)
+            case Asked():
+                event = self._ask(peer, message)
             case Expected():
                 event = protocol.TicketArrived(peer)
+            case wire.Landed():
+                return self._landed(world, index, peer, message)
             case wire.Prepared(attempt=attempt):
-                held_now = (peer, attempt) in held.leases
-                event = protocol.PreparedArrived(peer, attempt, message.root, held_now, b"rootroot")
+                streams = message.increments > 0
+                world = self._landed(world, index, peer, message) if streams else world
+                held_now = streams or (peer, attempt) in held.leases
+                counts = message.increments, message.content
+                event = protocol.PreparedArrived(peer, attempt, message.root, held_now, b"rootroot", *counts)
             case _:
                 event = protocol.Received(peer, message)
         return self._to_source(world, index, event)
 
-    def _ask(self, peer: str, attempt: int) -> protocol.AskArrived:
+    def _landed(self, world: World, index: int, peer: str, message: wire.Landed | wire.Prepared) -> World:
+        """Each increment that it tells of for the first time, with what the transport last knows of its lease."""
+        held, attempt = world.sources[index], message.attempt
+        leg = None if held.part is None else held.part.leg(peer)
+        stream = None if leg is None or leg.attempt != attempt else leg.stream
+        numbers = () if stream is None else range(stream.landed + 1, min(message.increments, stream.exposed) + 1)
+        for number in numbers:
+            lease = (peer, attempt + INCREMENT * number)
+            held = world.sources[index]
+            kept = lease in held.leases
+            world = put_source(world, index, held._replace(leases=held.leases - {lease}))
+            landed = protocol.LandedArrived(peer, attempt, number, kept, b"rootroot" if kept else None)
+            world = self._to_source(world, index, landed)
+        if not numbers and isinstance(message, wire.Landed):
+            world = self._to_source(world, index, protocol.LandedArrived(peer, attempt, message.increments))
+        return world
+
+    def _ask(self, peer: str, asked: Asked) -> protocol.AskArrived:
         engine, readers = (peer[0], self.scenario.readers) if peer[0] == "D" else (peer[0], 1)
-        return protocol.AskArrived(peer=peer, engine=engine, attempt=attempt, digest=DIGEST, readers=readers)
+        digest = OPENING if asked.stream else DIGEST
+        return protocol.AskArrived(peer=peer, engine=engine, attempt=asked.attempt, digest=digest, readers=readers)
 
     def _notify(self, world: World, peer: str, event: Any) -> World:  # noqa: ANN401
         """A local notice: silence, proof of death, a lapse."""
@@ -315,7 +364,7 @@ class ProtocolModel:
             begun = group.begin(KEY, number, "D0", peers, now=world.now, timing=timing, after=world.group)
             world = world._replace(group=begun, gatherings=number)
         if world.group is None:
-            return _send(world, "D0", peer, group.answer_unknown(peer, message).message)
+            return send(world, "D0", peer, group.answer_unknown(peer, message).message)
         return self._to_group(world, protocol.Stood(peer, message))
 
     def _to_group(self, world: World, event: Any) -> World:  # noqa: ANN401
@@ -327,7 +376,7 @@ class ProtocolModel:
             if action.peer == "D0":
                 world = self._to_target(world, 0, protocol.Received("D0", action.message))
             else:
-                world = _send(world, "D0", action.peer, action.message)
+                world = send(world, "D0", action.peer, action.message)
         return world
 
     def _to_target(self, world: World, index: int, event: Any) -> World:  # noqa: ANN401
@@ -337,7 +386,7 @@ class ProtocolModel:
             part, actions = self._stepped(target, fetch.part, event, world.now)
             if part is fetch.part and not actions:
                 continue
-            kept = world.targets[index].fetches[number]._replace(part=_unless_closed(part))
+            kept = world.targets[index].fetches[number]._replace(part=unless_closed(part))
             world = self._do_target(put_fetch(world, index, number, kept), index, number, actions)
         return world
 
@@ -348,10 +397,10 @@ class ProtocolModel:
                 refusal = wire.Refused(
                     attempt=event.attempt, error=protocol.ended_error(KEY, held.end or End.DONE, None)
                 )
-                return _send(world, held.peer, event.peer, refusal)
+                return send(world, held.peer, event.peer, refusal)
             message = event.message if isinstance(event, protocol.Received) else event
             peer = getattr(event, "peer", "")
-            return _sends(world, held.peer, protocol.answer_unknown(peer, message))
+            return sends(world, held.peer, protocol.answer_unknown(peer, message))
         part, actions = self._stepped(source, held.part, event, world.now)
         if part is held.part and not actions:
             return world
@@ -380,14 +429,15 @@ class ProtocolModel:
                 case protocol.Send(peer=peer, message=wire.Stands() as stands) if peer == rank.peer:
                     own.append(stands)
                 case protocol.Send(peer=peer, message=message):
-                    world = _send(world, rank.peer, peer, message)
+                    world = send(world, rank.peer, peer, message)
                 case protocol.SendAsk(peer=peer, attempt=attempt):
-                    world = _send(world, rank.peer, peer, Asked(attempt))
+                    world = send(world, rank.peer, peer, Asked(attempt, fetch.stream))
                 case protocol.StartRead(peer=peer, attempt=attempt):
-                    soiled = any(held.freed for held in world.sources if held.peer == peer)
-                    dirty = fetch.dirty | {attempt} if soiled else fetch.dirty
-                    fetch = fetch._replace(reading=fetch.reading | {attempt}, dirty=dirty)
-                    world = put_fetch(world, index, number, fetch)
+                    world = put_fetch(world, index, number, reading(world, fetch, peer, attempt))
+                case protocol.StartIncrement(peer=peer, attempt=attempt, advance=said):
+                    told = Told(attempt, said.number, said.frontier.tokens, said.sealed is not None)
+                    fetch = reading(world, fetch, peer, attempt + INCREMENT * said.number)
+                    world = put_fetch(world, index, number, fetch._replace(told=fetch.told | {told}))
                 case protocol.CutOff(attempt=attempt):
                     world = put_fetch(world, index, number, fetch._replace(cutting=fetch.cutting | {attempt}))
                 case protocol.Install():
@@ -408,16 +458,17 @@ class ProtocolModel:
                 case protocol.ParkAsk(peer=peer, attempt=attempt):
                     held = world.sources[index]
                     spots = tuple(spot for spot in held.parked if spot[0] != peer)
-                    world = put_source(world, index, held._replace(parked=(*spots, (peer, attempt))))
+                    asked = Asked(attempt, streams(world, peer, attempt))
+                    world = put_source(world, index, held._replace(parked=(*spots, (peer, asked))))
                     parked = wire.Parked(attempt=attempt, park_seconds=self.scenario.timing.park_seconds)
-                    world = _send(world, held.peer, peer, parked)
+                    world = send(world, held.peer, peer, parked)
                 case protocol.Unpark():
                     held = world.sources[index]
                     world = put_source(world, index, held._replace(parked=()))
-                    for peer, attempt in held.parked:
-                        world = self._to_source(world, index, self._ask(peer, attempt))
+                    for peer, asked in held.parked:
+                        world = self._to_source(world, index, self._ask(peer, asked))
                 case _:
-                    world = _do_plainly(world, index, action)
+                    world = do_plainly(world, index, action)
         return world
 
     # --- checks -----------------------------------------------------------------------------------------------
@@ -432,88 +483,6 @@ class ProtocolModel:
         """The invariants of a world at rest."""
         finding = unsettled(world)
         return finding if finding is not None and finding[0] in self.scenario.checks else None
-
-
-def _do_plainly(world: World, index: int, action: Any) -> World:  # noqa: ANN401
-    """The source's deeds that lead to no further step."""
-    held = world.sources[index]
-    match action:
-        case protocol.Send(peer=peer, message=message):
-            world = _send(world, held.peer, peer, message)
-        case protocol.SendLease(peer=peer, attempt=attempt):
-            world = _send(world, held.peer, peer, _lease(attempt))
-        case protocol.SendAnnounce(peer=peer):
-            world = _send(world, held.peer, peer, Announced())
-        case protocol.Expose(peer=peer, attempt=attempt):
-            world = put_source(world, index, held._replace(leases=held.leases | {(peer, attempt)}))
-        case protocol.Withdraw(peer=peer, attempt=attempt):
-            world = put_source(world, index, held._replace(leases=held.leases - {(peer, attempt)}))
-        case protocol.EndHold():
-            world = end_hold(world, index)
-        case protocol.Report(end=end):
-            world = report_source(world, index, end)
-    return world
-
-
-def _renewed(world: World, peer: str, attempt: int) -> bool:
-    """Whether the target still has a use for this lease, and so renews it."""
-    return any(
-        fetch.part is not None and fetch.end is None and attempt in fetch.attempts
-        for rank in world.targets
-        if rank.peer == peer and rank.alive
-        for fetch in rank.fetches
-    )
-
-
-def _lapse(world: World, index: int, lease: tuple[str, int]) -> World:
-    """The transport knows at once, the machine when the notice comes."""
-    held = world.sources[index]
-    world = put_source(world, index, held._replace(leases=held.leases - {lease}))
-    return world._replace(notices=world.notices | {(held.peer, protocol.LeaseLapsed(*lease))})
-
-
-def _crash_target(world: World, index: int, siblings: list[str]) -> World:
-    """The process is gone, its memory with it. Its peers hear silence, or proof, in either order, at any time."""
-    rank = world.targets[index]
-    dead = rank._replace(alive=False, fetches=tuple(fetch._replace(part=None) for fetch in rank.fetches))
-    peers = [*(held.peer for held in world.sources), *siblings]
-    lost = {(peer, protocol.PeerLost(rank.peer)) for peer in peers}
-    proof = {(peer, protocol.PeerDead(rank.peer)) for peer in peers}
-    world = put_target(world, index, dead)._replace(notices=world.notices | lost | proof)
-    return world._replace(group=None) if rank.peer == "D0" else world
-
-
-def _crash_source(world: World, index: int) -> World:
-    """As `_crash_target`; whoever reads from it reads rubbish from now on."""
-    held = world.sources[index]
-    dead = held._replace(alive=False, part=None, leases=frozenset(), parked=(), freed=True)
-    lost = {(rank.peer, protocol.PeerLost(held.peer)) for rank in world.targets}
-    proof = {(rank.peer, protocol.PeerDead(held.peer)) for rank in world.targets}
-    return soil(put_source(world, index, dead)._replace(notices=world.notices | lost | proof), held.peer)
-
-
-def _has_part(rank: Target, number: int) -> bool:
-    parts = (fetch.part for fetch in rank.fetches if fetch.part is not None)
-    return any(part.siblings is not None and part.siblings.number == number for part in parts)
-
-
-def _unless_closed(part: TargetPart) -> TargetPart | None:
-    return None if part.phase is TargetPhase.CLOSED else part
-
-
-def _lease(attempt: int) -> wire.Lease:
-    capacity = wire.Capacity(leased_blocks=0, active_legs=0, max_legs=1)
-    return wire.Lease(attempt=attempt, lease_seconds=1.0, total_bytes=0, capacity=capacity)
-
-
-def _send(world: World, sender: str, receiver: str, message: Any) -> World:  # noqa: ANN401
-    return world._replace(packets=world.packets | {Packet(sender, receiver, message)})
-
-
-def _sends(world: World, sender: str, sends: tuple[protocol.Send, ...]) -> World:
-    for send in sends:
-        world = _send(world, sender, send.peer, send.message)
-    return world
 
 
 def _name(packet: Packet) -> str:

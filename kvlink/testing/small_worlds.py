@@ -48,6 +48,10 @@ PROMPT = {
     "two target ranks, two targets, two faults": Scenario(kinds=ALL, faults=2, prompt=True, readers=2),
     "two target ranks together, one fault": Scenario(kinds=ALL, faults=1, prompt=True, readers=2, together=True),
     "push, sealed late, two faults": Scenario(kinds=ALL, faults=2, prompt=True, push=True, sealed=False),
+    "push, streamed, one fault": Scenario(kinds=ALL, faults=1, prompt=True, push=True, sealed=False, chunks=3),
+    "push, streamed, fetched twice, one fault": Scenario(
+        kinds=frozenset({"fail", "lapse", "late"}), prompt=True, push=True, sealed=False, chunks=2, fetches=2
+    ),
     "push, two faults": Scenario(kinds=ALL, faults=2, prompt=True, push=True),
     "asked before the seal, two faults": Scenario(kinds=ALL, faults=2, prompt=True, sealed=False),
     "fetched twice, two faults": Scenario(kinds=ALL, faults=2, prompt=True, fetches=2),

@@ -18,12 +18,17 @@ from kvlink.protocol import End, Group, SourcePart, TargetPart
 T = TypeVar("T")
 KEY = "request"
 DIGEST = "digest"
+OPENING = "opening"
+"""Of a stream's beginning."""
+INCREMENT = 1000
+"""What sets an increment's read and lease apart from its attempt's: number n of attempt a is a + n times this."""
 FAST = protocol.Timing(
     commit_ttl_seconds=4.0,
     drift_margin_seconds=1.0,
     repeat_seconds=3.0,
     max_repeat_seconds=6.0,
     park_seconds=4.0,
+    rest_seconds=4.0,
     tell_seconds=7.0,
     retry_hold_seconds=4.0,
     lost_hold_seconds=2.0,
@@ -52,6 +57,7 @@ class Scenario:
         fetches: how often one target rank may fetch, each time after the last one failed.
         push: the target delivers a ticket, the source announces; else the target just asks.
         sealed: the prefill is done when the first ask can come.
+        chunks: a prefill that is streamed comes in so many, the last with its seal; 0: it is not.
         together: the ranks of the first engine become visible together; its first one coordinates.
         checks: numbers of the invariants that are checked; a negative control looks past those that it breaks first.
     """
@@ -64,6 +70,7 @@ class Scenario:
     prompt: bool = False
     push: bool = False
     sealed: bool = True
+    chunks: int = 0
     together: bool = False
     timing: protocol.Timing = FAST
     deadline_seconds: float = 8.0
@@ -76,13 +83,16 @@ _OVER = -1.0
 
 
 class Asked(NamedTuple):
-    """`wire.Ask`, less what the model does not need."""
+    """`wire.Ask`, less what the model does not need. ``stream``: it knows a stream's beginning only."""
 
     attempt: int
+    stream: bool = False
 
 
 class Announced(NamedTuple):
     """`wire.Announce`."""
+
+    stream: bool = False
 
 
 class Expected(NamedTuple):
@@ -97,8 +107,17 @@ class Packet(NamedTuple):
     message: Any
 
 
+class Told(NamedTuple):
+    """One increment of a stream: where it ends, and whether the seal came with it."""
+
+    attempt: int
+    number: int
+    tokens: int
+    sealed: bool
+
+
 class Fetch(NamedTuple):
-    """One target part, and what the world knows of it."""
+    """One target part, and what the world knows of it. ``told``: increments whose reads were started."""
 
     began: float
     part: TargetPart | None
@@ -109,6 +128,8 @@ class Fetch(NamedTuple):
     dirty: frozenset[int] = frozenset()
     blocks: str = "reserved"
     end: End | None = None
+    stream: bool = False
+    told: frozenset[Told] = frozenset()
 
 
 class Target(NamedTuple):
@@ -122,12 +143,14 @@ class Target(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A source rank."""
+    """A source rank. ``told``: what its targets were told of a stream, by peer; ``computed``: its chunks so far."""
 
     peer: str
     part: SourcePart | None
     leases: frozenset[tuple[str, int]] = frozenset()
-    parked: tuple[tuple[str, int], ...] = ()
+    parked: tuple[tuple[str, Asked], ...] = ()
+    told: frozenset[tuple[str, Told]] = frozenset()
+    computed: int = 0
     freed: bool = False
     end: End | None = None
     alive: bool = True
@@ -265,6 +288,6 @@ def _settled(fetch: Fetch) -> Fetch:
     """An ended part only tells: what it once waited for no longer sets it apart."""
     part = fetch.part
     if part is not None:
-        legs = tuple(replace(leg, prepared_at=None, root=None) for leg in part.legs)
+        legs = tuple(replace(leg, prepared_at=None, root=None, stream=None) for leg in part.legs)
         part = replace(part, deadline_at=0.0, failure=None, legs=legs)
-    return fetch._replace(part=part, began=_OVER, landed=frozenset(), dirty=frozenset())
+    return fetch._replace(part=part, began=_OVER, landed=frozenset(), dirty=frozenset(), told=frozenset())

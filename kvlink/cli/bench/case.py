@@ -57,6 +57,10 @@ class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return self.tp * self.pp
 
 
+MAX_LAYER_SECONDS: Final = 60.0
+"""Of pretended computing, a layer."""
+
+
 class Round(msgspec.Struct, frozen=True):
     """Requests that run together: their indices in the case's prompts. The first rounds are warm-up."""
 
@@ -78,7 +82,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ``prompts`` are token counts, warm-up first. ``tries`` are those of a request, the first included. ``device`` is
     where all caches lie. Of every ``kill_target_every`` requests one has the target's processes killed under it.
     Request i goes from source engine ``i % source_engines`` to target engine ``i % target_engines``.
-    ``path`` is one of `PATHS`.
+    ``path`` is one of `PATHS`. A push whose source takes ``layer_seconds`` to compute each layer is streamed meanwhile.
     """
 
     geometry: Geometry
@@ -102,6 +106,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     kill_target_every: int | None = None
     source_engines: int = 1
     target_engines: int = 1
+    layer_seconds: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run, by the name of its flag.
@@ -120,6 +125,10 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                 f"--path {self.path} is none of --transport {self.transport}; it has {', '.join(PATHS[self.transport])}"
             )
             raise ConfigError(msg)
+        if self.layer_seconds is not None and (self.flow != "push" or self.source.pp > 1):
+            raise ConfigError("--layer-ms streams what one source stage computes: give --flow push and --source-pp 1")
+        if self.layer_seconds is not None and not 0 <= self.layer_seconds <= MAX_LAYER_SECONDS:
+            raise ConfigError(f"--layer-ms must lie between 0 and {MAX_LAYER_SECONDS * 1e3:g}")
         if self.fault is not None and self.transport != "loopback":
             msg = "--fault is made by the loopback: give --transport loopback too"
             raise ConfigError(msg)

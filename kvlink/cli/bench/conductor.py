@@ -213,7 +213,7 @@ class Conductor:
             provide = m.Provide(request=request.index, blocks=request.source_blocks)
             await request.source.ask(provide, m.Done)
         await together(self._move(request) for request in requests)
-        await together(request.source.ask(m.Settle(request=request.index), m.Settled) for request in requests)
+        settled = await together(request.source.ask(m.Settle(request=request.index), m.Settled) for request in requests)
         source = await together(engine.ask(m.End(), m.Spent) for engine in self._sources)
         target = await together(engine.ask(m.End(), m.Spent) for engine in self._targets)
         transfers = tuple(request.transfer for request in requests if request.transfer is not None)
@@ -221,6 +221,7 @@ class Conductor:
             return None
         return Window(
             transfers=transfers,
+            exposed_seconds=tuple(max(worker.exposed_seconds for worker in workers) for workers in settled),
             source_cpu_seconds=sum(spent.cpu_seconds for workers in source for spent in workers),
             target_cpu_seconds=sum(spent.cpu_seconds for workers in target for spent in workers),
         )
@@ -324,6 +325,7 @@ class Conductor:
         if batch.warmup or window is None:
             return
         self.tally.windows.append(window)
+        self.tally.exposed += window.exposed_seconds
         if raw is not None:
             pair = Pair(
                 payload_bytes=window.payload_bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, get_args
@@ -65,10 +65,10 @@ class Rank:
         with self.pool.written() as event:
             return self.link.publish(offer, event=event)
 
-    def ready(self, part: kvlink.Part, blocks: m.Blocks, tokens: int) -> None:
+    def ready(self, part: kvlink.Part, blocks: m.Blocks, tokens: int, layers: int | None = None) -> None:
         """Likewise."""
         with nullcontext() if self.pool is None else self.pool.written() as event:
-            part.ready(blocks=(blocks,), tokens=tokens, event=event)
+            part.ready(blocks=(blocks,), tokens=tokens, layers=layers, event=event)
 
     @property
     def stream(self) -> int | None:
@@ -92,6 +92,7 @@ class _Opened:
     engines: dict[int, int] = field(default_factory=dict)
     parts: dict[int, list[kvlink.Part]] = field(default_factory=dict)
     lives: dict[int, int] = field(default_factory=dict)
+    computing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
 
 
 class Half:
@@ -138,6 +139,8 @@ class Half:
 
     async def aclose(self) -> None:
         """Close the links. Idempotent."""
+        for computing in () if self._state is None else self._state.computing.values():
+            computing.cancel()
         await self._stack.aclose()
 
     @property
@@ -283,15 +286,37 @@ class Half:
                 parts.append(rank.publish(offer))
             else:
                 part = rank.link.announce(self._key(command.request), max_tokens=tokens, ttl_seconds=CLAIM_SECONDS)
-                rank.ready(part, command.blocks, tokens)
-                part.seal()
                 parts.append(part)
+                if case.layer_seconds is None:
+                    rank.ready(part, command.blocks, tokens)
+                    part.seal()
+        if case.layer_seconds is not None:
+            computing = self._compute(parts, command.blocks, tokens, case.layer_seconds)
+            opened.computing[command.request] = asyncio.create_task(computing)
         return m.Done()
+
+    async def _compute(
+        self, parts: Sequence[kvlink.Part], blocks: m.Blocks, tokens: int, layer_seconds: float
+    ) -> None:  # fmt: skip
+        """Pretend to compute the prompt as one chunk, layer after layer, on all ranks alike."""
+        layers = self._opened.case.geometry.layers
+        begun = time.monotonic()
+        for layer in range(1, layers + 1):
+            await asyncio.sleep(max(0.0, begun + layer * layer_seconds - time.monotonic()))
+            for rank, part in zip(self._opened.ranks, parts, strict=True):
+                if part.state.ended:
+                    continue
+                rank.ready(part, blocks, tokens, layer)
+                if layer == layers:
+                    part.seal()
 
     async def _settle(self, command: m.Settle) -> m.Settled:
         parts = self._opened.parts.pop(command.request, [])
-        _, error = await _ends(parts)
-        return m.Settled(error=error)
+        results, error = await _ends(parts)
+        if (computing := self._opened.computing.pop(command.request, None)) is not None:
+            await computing
+        exposed = max((result.phases.get("exposed", 0.0) for result in results), default=0.0)
+        return m.Settled(error=error, exposed_seconds=exposed)
 
     async def _move(self, command: m.Move) -> m.Moved:
         opened = self._opened

@@ -183,9 +183,13 @@ class Spent(Reply, frozen=True):
 
 
 class Settled(Reply, frozen=True):
-    """How the source's parts of a request ended; ``error`` is the first that failed."""
+    """How the source's parts of a request ended; ``error`` is the first that failed.
+
+    ``exposed_seconds``: from the seal of a push to the news that it is installed, on the slowest rank.
+    """
 
     error: ErrorInfo | None
+    exposed_seconds: float = 0.0
 
 
 class RankMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

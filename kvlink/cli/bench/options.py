@@ -98,6 +98,9 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--concurrency", type=int, default=1, metavar="N", help="requests in flight (%(default)s)")
     group.add_argument("--tries", type=int, default=3, metavar="N", help="of a request that fails (%(default)s)")
     group.add_argument(
+        "--layer-ms", type=float, metavar="MS", help="push: pretend to compute so long a layer; stream it meanwhile"
+    )
+    group.add_argument(
         "--fault",
         metavar="LIST",
         help="loopback: what happens to reads and chunks by chance, as drop=0.01,corrupt=0.01,delay=0.1",
@@ -201,6 +204,7 @@ def parse(arguments: argparse.Namespace) -> Options:
         fault=None if arguments.fault is None else _fault(arguments.fault),
         source_engines=source_engines,
         target_engines=target_engines,
+        layer_seconds=None if arguments.layer_ms is None else arguments.layer_ms / 1e3,
     )
     return Options(
         case=case,

@@ -107,6 +107,21 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
     p99: float
 
 
+class Streamed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a push left to do once its last layer was computed, each layer taking ``layer_seconds``.
+
+    ``exposed_s``: from the seal, which follows the last layer, to the source's knowing it installed.
+    ``layer_transfer_s``: what a layer took on the wire, on average over the run's; ``exposed_in_layers``: the median
+    of the one in terms of the other. ``layer_raw_s``: a layer's share of the raw moves beside, null without them.
+    """
+
+    layer_seconds: float
+    exposed_s: Phase
+    layer_transfer_s: float
+    exposed_in_layers: float
+    layer_raw_s: float | None
+
+
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """What the wire alone does with the same bytes."""
 
@@ -147,6 +162,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     fraction_of_limit: float | None
     cold: Cold
     between_engines_gb_s: Spread | None
+    streamed: Streamed | None = None
 
 
 def make_report(case: Case, tally: Tally, opened: m.Opened, runs: Runs, limit: tuple[str, str]) -> Report:
@@ -170,9 +186,12 @@ def make_report(case: Case, tally: Tally, opened: m.Opened, runs: Runs, limit: t
         latency_s=_percentiles(latencies),
         phases_s={name: _percentiles(tally.phase(name)) for name in PHASES},
         limit=_limit(tally, *limit),
-        fraction_of_limit=median(pair.fraction for pair in tally.pairs) if tally.pairs else None,
+        fraction_of_limit=median(pair.fraction for pair in tally.pairs)
+        if tally.pairs and case.layer_seconds is None
+        else None,
         cold=_cold(tally),
         between_engines_gb_s=_between_engines(case, tally),
+        streamed=_streamed(case, tally),
     )
 
 
@@ -241,6 +260,20 @@ def _limit(tally: Tally, name: str, how: str) -> Limit | None:
         return None
     rate = median(pair.raw_gb_s for pair in tally.pairs)
     return Limit(name=name, gb_s=rate, how=f"{how}; median of {len(tally.pairs)} pairs")
+
+
+def _streamed(case: Case, tally: Tally) -> Streamed | None:
+    if case.layer_seconds is None:
+        return None
+    layers, exposed = case.geometry.layers, tally.exposed
+    layer = median(tally.phase("wire")) / layers
+    return Streamed(
+        layer_seconds=case.layer_seconds,
+        exposed_s=_phase(exposed),
+        layer_transfer_s=layer,
+        exposed_in_layers=median(exposed) / layer if layer else 0.0,
+        layer_raw_s=median(pair.raw_seconds for pair in tally.pairs) / layers if tally.pairs else None,
+    )
 
 
 def _between_engines(case: Case, tally: Tally) -> Spread | None:

@@ -39,6 +39,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         ("limit", _limit(report)),
         ("latency", f"{_ms(latency.p50)} p50, {_ms(latency.p95)} p95, {_ms(latency.p99)} p99"),
         *_engines(report),
+        *_streamed(report),
         ("CPU", f"{cpu.source:.2f} s/GB source, {cpu.target:.2f} s/GB target"),
         ("cold", _cold(report.cold)),
     ]
@@ -62,10 +63,22 @@ def _engines(report: Report) -> list[tuple[str, str]]:
     return [("engines", f"{case.source_engines} read by {case.target_engines}; {each}")]
 
 
+def _streamed(report: Report) -> list[tuple[str, str]]:
+    streamed = report.streamed
+    if streamed is None:
+        return []
+    exposed = streamed.exposed_s
+    text = f"{_ms(exposed.p50)} p50, {_ms(exposed.p95)} p95 from the last layer to installed: "
+    text += f"{streamed.exposed_in_layers:.2f} times a layer's {_ms(streamed.layer_transfer_s)} on the wire"
+    return [("exposed", text if streamed.layer_raw_s is None else f"{text} ({_ms(streamed.layer_raw_s)} raw)")]
+
+
 def _limit(report: Report) -> str:
-    if report.limit is None or report.fraction_of_limit is None:
+    if report.limit is None:
         return "not measured"
     limit = report.limit
+    if report.fraction_of_limit is None:
+        return f"{limit.gb_s:.2f} GB/s {limit.name} ({limit.how})"
     return f"{limit.gb_s:.2f} GB/s {limit.name}: {report.fraction_of_limit:.0%} of it reached ({limit.how})"
 
 

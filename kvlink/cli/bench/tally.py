@@ -72,6 +72,7 @@ class Window:
     """A timed window: its transfers, and the CPU time each side's processes spent in it."""
 
     transfers: tuple[Transfer, ...]
+    exposed_seconds: tuple[float, ...]
     source_cpu_seconds: float
     target_cpu_seconds: float
 
@@ -88,7 +89,10 @@ class Window:
 
 @dataclass(slots=True)
 class Tally:
-    """All that a bench measured. ``windows`` and ``pairs`` are warm; ``cold`` is the very first request."""
+    """All that a bench measured. ``windows`` and ``pairs`` are warm; ``cold`` is the very first request.
+
+    ``exposed``: of each warm request that was pushed, seconds from its seal to its source's knowing it installed.
+    """
 
     cold: Transfer | None = None
     open_seconds: float = 0.0
@@ -99,6 +103,7 @@ class Tally:
     retried: int = 0
     verified: int = 0
     faults: list[str] = field(default_factory=list)
+    exposed: list[float] = field(default_factory=list)
 
     @property
     def transfers(self) -> list[Transfer]:
