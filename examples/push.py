@@ -1,4 +1,4 @@
-"""Push: the decode engine reserves room and hands out a ticket; the prefill engine announces, fills, seals."""
+"""Push: the decode engine reserves room and hands out a ticket; the prefill engine streams what it computes."""
 
 import asyncio
 
@@ -41,9 +41,14 @@ async def main() -> None:
 
     room = (tuple(range(10, 17)),)
     received = [link.expect(ticket, prefill_roster, room, deadline_seconds=10) for link in decode]
-    sent = [link.announce(key, ttl_seconds=30, facts=Facts(tenant="acme")) for link in prefill]
-    for part in sent:  # prefill computes, and then:
-        part.ready(blocks=((3, 1, 4, 15, 9, 2, 6),), tokens=TOKENS)
+    sent = [link.announce(key, ttl_seconds=30, max_tokens=TOKENS, facts=Facts(tenant="acme")) for link in prefill]
+    blocks = (3, 1, 4, 15, 9, 2, 6)
+    for chunk in (64, TOKENS):  # prefill computes chunk by chunk; its scheduler gives blocks as it goes
+        for layer in range(1, 5):
+            await asyncio.sleep(0.005)  # computing layer after layer: what is ready crosses meanwhile
+            for part in sent:
+                part.ready(tokens=chunk, layers=layer, blocks=(blocks[: -(-chunk // 16)],))
+    for part in sent:
         part.seal()
     results = await asyncio.gather(*(part.wait() for part in (*received, *sent)))
     print(f"{len(results)} parts done; {sum(result.bytes for result in results[:4])} bytes installed")

@@ -156,6 +156,25 @@ def test_push(pair: Pair) -> None:
     pair.source.assert_no_block_out()
 
 
+def test_a_push_that_is_streamed(pair: Pair) -> None:
+    """What an engine says from its own thread, in one breath or not; blocks as they come."""
+    ticket = Ticket(key="1:push", roster=pair.target.roster, blocks=(), tokens=PROMPT.tokens)
+    expected = pair.target.bridge.expect(ticket, pair.source.roster, (INTO,), deadline_seconds=10)
+    announced = pair.source.bridge.announce("1:push", ttl_seconds=10, max_tokens=PROMPT.tokens)
+    pair.until(lambda: expected.state is State.READY)
+    announced.ready(tokens=16, layers=1, blocks=(list(FROM[:1]),))
+    announced.ready(layers=2)
+    pair.until(lambda: expected.state is State.MOVING)
+    announced.ready(tokens=16)
+    announced.ready(tokens=PROMPT.tokens, blocks=(FROM,))
+    announced.seal()
+    pair.run(expected, announced)
+    assert (expected.state, announced.state) == (State.DONE, State.DONE)
+    assert "exposed" in expected.result.phases
+    assert pair.target.content.check(PROMPT, INTO) is None
+    pair.source.assert_no_block_out()
+
+
 def test_a_request_with_a_replica_and_its_recovery_point(pair: Pair) -> None:
     with pytest.raises(ConfigError):
         pair.source.bridge.publish(pair.source.offer("1:r"), replicas=-1)

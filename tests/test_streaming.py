@@ -146,8 +146,8 @@ async def test_what_is_ready_is_here_before_the_seal_and_installed_after_it() ->
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-async def test_a_stream_that_is_cancelled_installs_nothing_and_frees_all_a2_b1(side: str) -> None:
-    """A2, B1: in its middle; the blocks of either side come back, after the cut-off."""
+async def test_a_stream_that_is_cancelled_installs_nothing_and_frees_all_a2_b5(side: str) -> None:
+    """A2, B5: in its middle; the blocks of either side come back, after the cut-off."""
     fabric = LoopbackFabric(seed=1)
     async with source_engine(fabric) as source, target_engine(fabric) as target:
         push = Push(source, target)
@@ -195,8 +195,8 @@ async def test_a_target_that_tries_again_reads_from_the_start_while_the_source_c
         source.assert_no_block_out()
 
 
-async def test_an_engine_that_forgets_to_seal_ends_its_part_b1() -> None:
-    """B1: nothing more became ready for the hold's time to live."""
+async def test_an_engine_that_forgets_to_seal_ends_its_part_b5() -> None:
+    """B5: nothing more became ready for the hold's time to live."""
     fabric = LoopbackFabric(seed=1)
     async with source_engine(fabric) as source, target_engine(fabric) as target:
         push = Push(source, target, ttl_seconds=0.3)

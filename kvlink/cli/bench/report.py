@@ -116,7 +116,7 @@ class Streamed(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     layer_seconds: float
-    exposed_s: Phase
+    exposed_s: Percentiles
     layer_transfer_s: float
     exposed_in_layers: float
     layer_raw_s: float | None
@@ -269,7 +269,7 @@ def _streamed(case: Case, tally: Tally) -> Streamed | None:
     layer = median(tally.phase("wire")) / layers
     return Streamed(
         layer_seconds=case.layer_seconds,
-        exposed_s=_phase(exposed),
+        exposed_s=_percentiles(exposed),
         layer_transfer_s=layer,
         exposed_in_layers=median(exposed) / layer if layer else 0.0,
         layer_raw_s=median(pair.raw_seconds for pair in tally.pairs) / layers if tally.pairs else None,
