@@ -75,10 +75,7 @@ def tally() -> Tally:
     return Tally(
         cold=transfer(0, 2.0),
         open_seconds=1.5,
-        windows=[
-            Window(transfers=(one,), exposed_seconds=(), source_cpu_seconds=0.1, target_cpu_seconds=0.3)
-            for one in measured
-        ],
+        windows=[Window(transfers=(one,), source_cpu_seconds=0.1, target_cpu_seconds=0.3) for one in measured],
         pairs=[
             Pair(payload_bytes=10**9, transfer_seconds=one.span.seconds, raw_seconds=raw)
             for one, raw in zip(measured, (0.25, 0.2), strict=True)

@@ -72,9 +72,9 @@ class Window:
     """A timed window: its transfers, and the CPU time each side's processes spent in it."""
 
     transfers: tuple[Transfer, ...]
-    exposed_seconds: tuple[float, ...]
     source_cpu_seconds: float
     target_cpu_seconds: float
+    exposed_seconds: tuple[float, ...] = ()
 
     @property
     def payload_bytes(self) -> int:
