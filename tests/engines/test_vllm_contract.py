@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from importlib.metadata import entry_points
+from types import SimpleNamespace
 
 import pytest
 from needs import NEEDS_VLLM
@@ -21,7 +22,10 @@ if not NEEDS_VLLM[0].args[0]:
     from vllm.v1.request import Request, RequestStatus
 
     from kvlink.adapters.vllm import KVLinkConnector, plugin
-    from kvlink.adapters.vllm.geometry import cpu_views
+    from kvlink.adapters.vllm.geometry import cpu_views, describe_groups
+    from kvlink.adapters.vllm.identity import identity_of
+    from kvlink.adapters.vllm.settings import Settings
+    from kvlink.errors import UnsupportedError
     from kvlink.layout import PlaneKind
 
 HOOKS = {
@@ -96,6 +100,23 @@ def test_what_is_derived_is_there() -> None:
     for name in ("request_id", "prompt_token_ids", "num_prompt_tokens", "num_computed_tokens", "kv_transfer_params",
                  "lora_request", "mm_features"):  # fmt: skip
         assert f"self.{name}" in source, name
+
+
+def test_a_recurrent_state_is_refused_by_name() -> None:
+    """Before anything is served: what is not transferred is not left out silently."""
+    state = cache.MambaSpec(block_size=32, shapes=((4, 64),), dtypes=(torch.float32,))
+    config = cache.KVCacheConfig(
+        num_blocks=8, kv_cache_tensors=[], kv_cache_groups=[cache.KVCacheGroupSpec(["model.layers.0.mixer"], state)]
+    )
+    with pytest.raises(UnsupportedError, match=r"model\.layers\.0\.mixer is a MambaSpec"):
+        describe_groups(config)
+
+
+def test_several_mtp_modules_are_refused() -> None:
+    """Prefill would have to drop the tokens that they look ahead."""
+    assert isinstance(inspect.getattr_static(VllmConfig, "num_prefill_lookahead_tokens"), property)
+    with pytest.raises(UnsupportedError, match="3 MTP modules"):
+        identity_of(SimpleNamespace(num_prefill_lookahead_tokens=3), Settings.read({}))
 
 
 def test_the_connector_is_known_by_name() -> None:

@@ -20,7 +20,16 @@ def identity_of(vllm_config: Any, settings: Settings) -> Identity:
 
     Weights that are quantised make other KV than those that are not: their kind is part of the name. A revision is
     stated where ``--revision`` or the settings give one, and compared where both sides do.
+
+    Raises:
+        UnsupportedError: the draft model's KV of a prompt's last tokens is a guess, which nobody would compute anew.
     """
+    ahead = vllm_config.num_prefill_lookahead_tokens
+    if ahead > 1:
+        raise UnsupportedError(
+            f"a draft of {ahead} MTP modules reads {ahead} tokens past what prefill computes, and fills its cache with "
+            "guesses there, which this connector would transfer; use num_speculative_tokens 1"
+        )
     model = vllm_config.model_config
     config = model.hf_text_config
     name = settings.model or str(model.model)
