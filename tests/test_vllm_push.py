@@ -393,6 +393,15 @@ def test_a_prompt_without_ids_is_not_pushed(engine: Make) -> None:
     assert next(iter(target.scheduler._incoming.values())).refusal is not None
 
 
+def test_nothing_is_streamed_that_is_zeroed_for_others() -> None:
+    """VLLM zeroes a preempted request's blocks before the ranks hear of it: it moves when it has ended."""
+    outgoing, work = Outgoing([GroupView("full", 0, 16, windowed=False)], 60.0, zeroed=True), StepWork()
+    request = Request("r", tokens(64), kv_transfer_params={PUSH_FIELD: "k"})
+    outgoing.begin(request, work)
+    outgoing.step({"r": 64}, (), {"r": ([1, 2, 3, 4],)}.get, work)
+    assert (len(work.announce), work.advance) == (1, [])
+
+
 def test_nothing_is_streamed_out_of_a_window() -> None:
     """While a prompt is computed, blocks leave its window and are another request's: it moves when it has ended."""
     groups = [GroupView("full", 0, 16, windowed=False), GroupView("full-window32", 1, 16, windowed=True)]

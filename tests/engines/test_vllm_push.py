@@ -26,6 +26,8 @@ LONG = 1500
 CHUNK = 128
 SOURCE_BLOCKS = 66
 """65 of them for requests: a long prompt has 47."""
+BYTES_PER_TOKEN = 4 * 2 * 4 * 64 * 4
+"""Layers, K and V, heads, channels, bytes of a float32."""
 SLOW_BYTES_PER_SECOND = 1e6
 
 
@@ -75,13 +77,16 @@ class Lab:
         """Loads that failed on the decode engine so far."""
         return self.target.log.read_text(errors="replace").count("was not loaded")
 
-    def in_the_middle(self, asked: list[int]) -> tuple[str, str]:
-        """A request whose KV is on its way, and far from there."""
-        self.relay.bytes_per_second = SLOW_BYTES_PER_SECOND
+    def in_the_middle(self, asked: list[int], *, slow: bool = True) -> tuple[str, str]:
+        """A request of which a third is computed, and on its way; the prefill engine stands still there."""
+        self.relay.bytes_per_second = SLOW_BYTES_PER_SECOND if slow else None
         self.relay.passed = 0
+        self.source.step(on=False)
         ids = self.submit(asked)
+        self.source.step(on=True, steps=4)
+        wanted = 500_000 if slow else 4 * CHUNK * BYTES_PER_TOKEN
         deadline = time.monotonic() + 30
-        while self.relay.passed < 500_000:
+        while self.relay.passed < wanted:
             assert time.monotonic() < deadline, self.target.tail()
             time.sleep(0.005)
         return ids
@@ -129,17 +134,31 @@ def test_a_prompt_that_prefill_has_cached_is_pushed(lab: Lab) -> None:
     lab.settle()
 
 
+def test_what_is_computed_is_there_before_the_rest_is_computed(lab: Lab) -> None:
+    """Four chunks of twelve arrive while the prefill engine stands still."""
+    asked = prompt(LONG, 20)
+    alone = lab.target.complete(asked)
+    there, here = lab.in_the_middle(asked, slow=False)
+    lab.source.step(on=True)
+    assert lab.target.result(here)["tokens"] == alone, lab.target.tail()
+    lab.source.result(there)
+    assert lab.failures == 0, lab.target.tail()
+    lab.settle()
+
+
 def test_a_prefill_that_is_preempted_is_pushed_anew(lab: Lab) -> None:
-    """A6: four answers grow into the room that the prompt behind them needs, and take the blocks that it streams."""
+    """A6: while its first chunks are on their way, four answers grow into the room that it needs."""
     asked = prompt(LONG, 2)
     alone = lab.target.complete(asked)
     before = lab.source.gauges()["preemptions"]
+    lab.relay.bytes_per_second = SLOW_BYTES_PER_SECOND
     lab.source.step(on=False)  # so that they arrive together
     growing = [lab.source.submit(prompt(120, seed), 40) for seed in range(10, 14)]
     there, here = lab.submit(asked)
     lab.source.step(on=True)
+    lab.source.until(lambda gauges: gauges["preemptions"] > before)
+    lab.relay.bytes_per_second = None
     assert lab.target.result(here)["tokens"] == alone, lab.target.tail()
-    assert lab.source.gauges()["preemptions"] > before
     for one in (*growing, there):
         lab.source.result(one)
     assert lab.failures == 0, lab.target.tail()
@@ -153,6 +172,7 @@ def test_a_decode_that_is_aborted_in_mid_stream(lab: Lab) -> None:
     there, here = lab.in_the_middle(prompt(LONG, 4))
     lab.target.abort(here)
     lab.target.until_free()
+    lab.source.step(on=True)
     lab.source.result(there)
     lab.source.until_free()
     lab.relay.bytes_per_second = None
@@ -165,6 +185,7 @@ def test_a_prefill_that_is_aborted_in_mid_stream(lab: Lab) -> None:
     alone = lab.target.complete(asked)
     there, here = lab.in_the_middle(asked)
     lab.source.abort(there)
+    lab.source.step(on=True)
     lab.source.until_free()
     assert lab.target.result(here)["tokens"] == alone
     lab.relay.bytes_per_second = None

@@ -83,6 +83,8 @@ def test_every_prompt_token_is_pushed_and_every_answer_is_right(deployment: Depl
     assert grown(before, after, source % "external_kv_transfer") == sum(LENGTHS) - 1
     assert grown(before, after, source % "local_compute") == 1
     assert grown(before, after, "vllm:kvlink_load_bytes_sum") == sum(LENGTHS) * BYTES_PER_TOKEN
+    assert grown(before, after, "vllm:kvlink_streamed_bytes_total") > 0, "nothing moved before its prefill was done"
+    assert grown(before, after, "vllm:kvlink_push_exposed_seconds_count") > 0
     until(deployment.settled)
 
 

@@ -71,7 +71,12 @@ class KVLinkConnector(KVConnectorBase_V1, SupportsHMA):
         if role is KVConnectorRole.SCHEDULER:
             views = [group.view for group in self._groups]
             self._scheduler = SchedulerHalf(
-                views, self._identity, self._settings.link, time.monotonic, push_seconds=self._settings.push_seconds
+                views,
+                self._identity,
+                self._settings.link,
+                time.monotonic,
+                push_seconds=self._settings.push_seconds,
+                zeroed=kv_cache_config.needs_kv_cache_zeroing,
             )
 
     # --- worker ---------------------------------------------------------------------------------------------------

@@ -34,13 +34,15 @@ class Outgoing:
     Args:
         groups: in the order of KVLink's groups.
         ttl_seconds: how long an announcement, and what it has come to, waits for a reader.
+        zeroed: whether vLLM zeroes blocks that it gives to a request.
     """
 
-    def __init__(self, groups: Sequence[GroupView], ttl_seconds: float) -> None:
+    def __init__(self, groups: Sequence[GroupView], ttl_seconds: float, *, zeroed: bool = False) -> None:
         self._groups = tuple(groups)
         self._ttl_seconds = ttl_seconds
-        # Blocks leave a window, and are another request's, while the prompt is computed: nobody may read them yet.
-        self._streams = not any(group.windowed for group in groups)
+        # Blocks leave a window, and are another request's, while the prompt is computed; and of a preempted request,
+        # they may be zeroed before the ranks hear of it. Then nobody may read them until the request has ended.
+        self._streams = not zeroed and not any(group.windowed for group in groups)
         self._pushes: dict[str, _Push] = {}
 
     def begin(self, request: EngineRequest, work: StepWork) -> None:

@@ -61,6 +61,7 @@ class SchedulerHalf:
         config: for the secret, the time to live of offers, and whether KV is digested.
         clock: monotonic seconds; only the pace of renewals hangs on it.
         push_seconds: how long a ticket stands.
+        zeroed: whether vLLM zeroes blocks that it gives to a request.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class SchedulerHalf:
         clock: Callable[[], float],
         *,
         push_seconds: float = PUSH_DEADLINE_SECONDS,
+        zeroed: bool = False,
     ) -> None:
         self._groups = tuple(groups)
         self._identity = identity
@@ -78,7 +80,7 @@ class SchedulerHalf:
         self._clock = clock
         self._push_seconds = push_seconds
         self._roster: Roster | None = None
-        self._outgoing = Outgoing(groups, config.claim_ttl_seconds)
+        self._outgoing = Outgoing(groups, config.claim_ttl_seconds, zeroed=zeroed)
         self._incoming: dict[str, _Incoming] = {}
         self._work = StepWork()
         self._renew_at = clock()
