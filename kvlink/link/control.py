@@ -13,7 +13,7 @@ import os
 import socket
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from kvlink import limits
 from kvlink.errors import (
@@ -329,8 +329,7 @@ class _Frames(asyncio.BufferedProtocol):
         self._late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
 
     def get_buffer(self, _sizehint: int) -> memoryview:
         if self._have_bytes == len(self._buffer):  # a long frame: it has come this far, so it may have as much again
@@ -342,6 +341,8 @@ class _Frames(asyncio.BufferedProtocol):
         self._take_apart()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._reading:
+            self._take_apart()
         how = "closed by the peer" if exc is None else f"{type(exc).__name__}: {exc}"
         if self._have_bytes:
             how += f", with {self._have_bytes} bytes of an unfinished frame"
@@ -394,11 +395,14 @@ class _Frames(asyncio.BufferedProtocol):
 
     def _take_apart(self) -> None:
         start = 0
+        put_off = False
         try:
-            while self._reading and (end := self._frame_end(start)) is not None:
+            while self._reading and not put_off and (end := self._frame_end(start)) is not None:
                 message = decode(self._buffer[start + HEADER.size : end])
                 size_bytes, start = end - start, end
-                self._holding = self._have_bytes - end > _SHORT_BYTES
+                left = self._have_bytes - end
+                self._holding = left > _SHORT_BYTES
+                put_off = 0 < left <= _SHORT_BYTES and not isinstance(message, _UNHURRIED)
                 if not self._connection.arrived(message, size_bytes):
                     self._pause()
         except KVLinkError as error:
@@ -410,6 +414,8 @@ class _Frames(asyncio.BufferedProtocol):
         if self._hurried:
             self._flush()
         self._discard(start)
+        if put_off and self._have_bytes:  # most likely what nobody waits for: whoever waits for this goes on first
+            asyncio.get_running_loop().call_soon(self._take_apart)
 
     def _discard(self, count: int) -> None:
         """What was taken apart makes room; a buffer that grew for a long frame goes once that is gone."""

@@ -13,8 +13,8 @@ from kvlink import errors, limits, wire
 from kvlink.layout import Frontier
 
 
-class Value(msgspec.Struct, frozen=True):
-    """Base of all states, events and actions."""
+class Value(msgspec.Struct, frozen=True, gc=False):
+    """Base of all states, events and actions. Frozen, so none can come to hold itself: the collector need not look."""
 
 
 class Word(Enum):

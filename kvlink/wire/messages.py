@@ -30,8 +30,8 @@ Mac = Annotated[bytes, msgspec.Meta(min_length=limits.MAC_BYTES, max_length=limi
 Blob = Annotated[bytes, msgspec.Meta(max_length=limits.MAX_BLOB_BYTES)]
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
-    """Base of all control messages."""
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True, gc=False):
+    """Base of all control messages. Frozen, so none can come to hold itself: the collector need not look."""
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
