@@ -25,6 +25,9 @@ CACHE_VARIABLE: Final = "KVLINK_KERNEL_CACHE"
 TABLE: Final = "kvlink"
 """The table of a TOML file that is read."""
 
+AUTO: Final = "auto"
+"""What a setting is that is decided for each pair, or each plan."""
+
 _DEFAULT: Final = "default"
 _LOOPBACK: Final = "default where only this machine can connect"
 
@@ -40,14 +43,20 @@ class Config:
         secret: what all ranks of a cluster share, at least `limits.MIN_SECRET_BYTES` long. Never shown.
         open_mode: let in whoever reaches ``listen``. Without a secret it must be asked for by name, except where only
             this machine can connect.
-        transports: names, best first; of two ranks both take the first that can work between them.
+        transports: ``auto``: all that this machine has, and of those that a pair has in common the one that is
+            predicted to be fastest; or names, best first, of which a pair takes the first that can work between the
+            two. The target chooses, by its own setting.
         ucx_origin: which UCX: ``auto``, ``wheel``, ``system``, or the path of its ``libucp.so.0``.
         ucx_tls: UCX transports to use, in UCX's own words, or ``None`` for its choice.
-        path: how reads over UCX move: ``direct``, ``packed``, or ``auto``, which is by the length of each plan's runs.
+        path: how reads over UCX move: ``direct``, ``packed``, or ``auto``, which is predicted for each plan.
+        calibrate: measure this machine when the first link opens, for these predictions; else they are made from
+            typical speeds.
         cuda_library: the CUDA driver, by name or path, for caches on a GPU.
         gpu_staging: what packed bytes of a GPU's cache pass through: ``host``, pinned memory, or ``device``, the GPU's
             own, for a UCX that was built to reach it.
         stream_lanes: sockets for payload, and threads, of the stream transport; a pair has the smaller end's number.
+        max_bytes_per_second: cap on what the link reads, over all peers and transports; ``None`` for none.
+        numa: keep threads that move bytes to the NUMA node of the cache, where there are several nodes.
         integrity: digest every byte that moves.
         chunk_leaves: leaves of 16 KiB in a chunk, the unit of pipelining and re-read.
         max_rereads_per_chunk: re-reads of a chunk whose digest differs, before the attempt fails.
@@ -67,13 +76,16 @@ class Config:
     advertise: str | None = None
     secret: bytes | None = field(default=None, repr=False)
     open_mode: bool = False
-    transports: tuple[str, ...] = ("ucx",)
+    transports: tuple[str, ...] = (AUTO,)
     ucx_origin: str = "auto"
     ucx_tls: str | None = None
-    path: str = "auto"
+    path: str = AUTO
+    calibrate: bool = True
     cuda_library: str = "libcuda.so.1"
     gpu_staging: str = "host"
     stream_lanes: int = limits.STREAM_LANES
+    max_bytes_per_second: float | None = None
+    numa: bool = True
     integrity: bool = True
     chunk_leaves: int = limits.DEFAULT_CHUNK_LEAVES
     max_rereads_per_chunk: int = limits.MAX_REREADS_PER_CHUNK
@@ -199,6 +211,17 @@ def _seconds(low: float, high: float = 86_400.0) -> _Setting:
     return convert, f"seconds from {low:g} to {high:g}"
 
 
+def _optional_rate(value: object) -> float | None:
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise TypeError
+    rate = float(value)
+    if not limits.MIN_CAP_BYTES_PER_SECOND <= rate <= limits.MAX_CAP_BYTES_PER_SECOND:
+        raise ValueError
+    return rate
+
+
 def _text(value: object) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= limits.MAX_TEXT_BYTES:
         raise ValueError
@@ -228,6 +251,8 @@ def _names(value: object) -> tuple[str, ...]:
         raise ValueError
     stripped = tuple(_text(name).strip() for name in names)
     if len(set(stripped)) != len(stripped) or not all(name.isidentifier() for name in stripped):
+        raise ValueError
+    if AUTO in stripped and len(stripped) > 1:
         raise ValueError
     return stripped
 
@@ -265,13 +290,16 @@ _SETTINGS: Final[dict[str, _Setting]] = {
     "advertise": (_optional(_host), "a host name or IP address that peers can reach"),
     "secret": (_secret, f"{limits.MIN_SECRET_BYTES} to {limits.MAX_SECRET_BYTES} bytes"),
     "open_mode": (_flag, "on or off, true or false, 1 or 0"),
-    "transports": (_names, "a list of different transport names, such as ucx,stream"),
+    "transports": (_names, "auto, or a list of different transport names, such as ucx,stream"),
     "ucx_origin": (_origin, "auto, wheel, system, or an absolute path of libucp.so.0"),
     "ucx_tls": (_optional(_text), "UCX transport names, as UCX_TLS takes them"),
     "path": (_one_of("auto", "direct", "packed"), "auto, direct or packed"),
     "cuda_library": (_text, "a library's name, or its path"),
     "gpu_staging": (_one_of("host", "device"), "host or device"),
     "stream_lanes": _whole(1, limits.MAX_LANES),
+    "calibrate": (_flag, "on or off, true or false, 1 or 0"),
+    "max_bytes_per_second": (_optional_rate, "bytes a second from 1e6 to 1e13, or nothing for no cap"),
+    "numa": (_flag, "on or off, true or false, 1 or 0"),
     "integrity": (_flag, "on or off, true or false, 1 or 0"),
     "chunk_leaves": _whole(1, limits.MAX_CHUNK_LEAVES),
     "max_rereads_per_chunk": _whole(0, 1000),

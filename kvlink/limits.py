@@ -24,6 +24,9 @@ MAX_LANES: Final = 8
 """Sockets for payload between two ranks, beside their channel."""
 STREAM_LANES: Final = 2
 """Of the stream transport (default; see Config): a second one pays from 64 KiB up, where one core is not enough."""
+MIN_CAP_BYTES_PER_SECOND: Final = 1e6
+"""Least cap on a link's reads: below, one leaf at a time is no longer even."""
+MAX_CAP_BYTES_PER_SECOND: Final = 1e13
 MAX_TRANSFER_BYTES: Final = 1 << 44
 SLOT_BYTES: Final = 512 * 1024
 """Of staging: what the packed path gathers, gets and scatters at a time, while it is in a core's cache."""
@@ -33,8 +36,12 @@ MAX_RINGS: Final = 256
 """Peers that a source packs for at a time: 1 GiB of rings, made as they are wanted."""
 STAGING_SLOTS: Final = 16
 """Slots that packed bytes are got into, of all peers together."""
-DIRECT_RUN_BYTES: Final = 64 * 1024
-"""Runs from here on are worth a get each: over CMA, gets of 4 KiB reach 0.5 GB/s, of 64 KiB 4.2, of 1 MiB 9.7."""
+CALIBRATION_SECONDS: Final = 0.08
+"""After which a link that opens begins no further step of measuring this machine (`kvlink.transports.calibration`)."""
+NOMINAL_TRANSFER_BYTES: Final = 64 * 1024 * 1024
+"""What a pair's transport is chosen for, before anything is known of its requests."""
+NOMINAL_TOKENS: Final = 4096
+"""Length of the prompt whose plan tells how long the runs between two caches are."""
 
 # --- geometry -------------------------------------------------------------------------------------------------
 MAX_LAYERS: Final = 1024
@@ -72,6 +79,8 @@ MAX_RENEWED_KEYS: Final = 4096
 """Keys in one `Renew`."""
 MAX_ECHO_CHARS: Final = 200
 """How much of a peer's own words an error text may repeat."""
+MAX_REASON_CHARS: Final = 1000
+"""Of why a transport was chosen, as the other side is told."""
 MAX_UNIX_PATH_BYTES: Final = 107
 """``sun_path`` less its NUL."""
 MAX_NESTING_DEPTH: Final = 16

@@ -19,7 +19,7 @@ from kvlink.errors import ClosedError, ConfigError, DeadlineError, KVLinkError, 
 from kvlink.layout import alias_classes
 from kvlink.link.arguments import check_deadline, check_ttl, check_uncovered
 from kvlink.link.listener import Listener
-from kvlink.link.making import gpu_of, make_transport
+from kvlink.link.making import gpu_of, make_transports
 from kvlink.link.moments import Moments
 from kvlink.link.part import LivePart, Result, State
 from kvlink.link.pump import Pump
@@ -519,11 +519,7 @@ async def open_driver(
 ) -> Driver:
     """Register the memory, bind the address, let peers in; see `kvlink.open_link` for arguments and errors."""
     gpu = None if caches.on_host else gpu_of(config, caches)
-    made = (
-        list(transports)
-        if transports is not None
-        else [make_transport(name, config, gpu) for name in config.transports]
-    )
+    made = list(transports) if transports is not None else await asyncio.to_thread(make_transports, config, gpu)
     tasks = TaskSet()
     moments = Moments(gpu)
     drivers: list[Driver] = []

@@ -1,12 +1,18 @@
-"""Makes what a link stands on, by its configuration: the transports it names, and the GPU that its cache lies on."""
+"""Makes what a link stands on, by its configuration: its transports, and the GPU that its cache lies on."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from kvlink.errors import ConfigError
+from kvlink.config import AUTO
+from kvlink.errors import ConfigError, UnavailableError
 from kvlink.link.rank import check_device
+from kvlink.plan import TYPICAL, Speeds
 from kvlink.relayout import Gpu
+from kvlink.transports.calibration import calibrate
+from kvlink.transports.engine import NativeTransport, Pace
 from kvlink.transports.shared import SharedTransport
 from kvlink.transports.stream import StreamTransport
 from kvlink.transports.ucx import UcxTransport
@@ -15,6 +21,11 @@ if TYPE_CHECKING:
     from kvlink.config import Config
     from kvlink.memory import Caches
     from kvlink.transports.base import Transport
+
+_log: Final = logging.getLogger("kvlink.link")
+
+ALL: Final = ("shared", "ucx", "stream")
+"""What ``auto`` stands for, where the cache is in host memory; the order only breaks ties."""
 
 
 def gpu_of(config: Config, caches: Caches) -> Gpu:
@@ -31,8 +42,53 @@ def gpu_of(config: Config, caches: Caches) -> Gpu:
     return gpu
 
 
-def make_transport(name: str, config: Config, gpu: Gpu | None) -> Transport:
-    """A transport by its name in ``config.transports``.
+def make_transports(config: Config, gpu: Gpu | None) -> list[Transport]:
+    """The transports of a link, best first as far as that was set.
+
+    Set to ``auto`` it has all that this machine has, and what it lacks is only logged: `kvlink doctor` tells of it.
+    Blocks while this machine is measured, see `kvlink.transports.calibration`.
+
+    Raises:
+        ConfigError: there is none of a name that was set.
+        UnavailableError: the machine lacks what one needs that was set, or all.
+    """
+    stated = config.transports != (AUTO,)
+    names = config.transports if stated else ALL if gpu is None else ("ucx",)
+    speeds = _speeds(config, names, gpu)
+    pace = None if config.max_bytes_per_second is None else Pace(config.max_bytes_per_second)
+    made: list[Transport] = []
+    lacking: UnavailableError | None = None
+    try:
+        for name in names:
+            try:
+                transport = _make_transport(name, config, gpu, speeds)
+                made.append(transport)
+                if pace is not None:
+                    transport.pace_by(pace)
+            except UnavailableError as error:
+                if stated:
+                    raise
+                _log.info("going on without %s: %s", name, error)
+                lacking = error
+        if not made and lacking is not None:
+            raise lacking
+    except BaseException:
+        for transport in made:
+            transport.close()
+        raise
+    return made
+
+
+def _speeds(config: Config, names: Sequence[str], gpu: Gpu | None) -> Speeds:
+    """Measured only where there is something to choose; a GPU's bytes go one way."""
+    gets = "ucx" in names and gpu is None
+    if not config.calibrate or not (len(names) > 1 or (gets and config.path == AUTO)):
+        return TYPICAL
+    return calibrate((config.ucx_origin, config.ucx_tls) if gets else None)
+
+
+def _make_transport(name: str, config: Config, gpu: Gpu | None, speeds: Speeds) -> NativeTransport[Any]:
+    """One, by its name.
 
     Raises:
         ConfigError: there is none of that name.
@@ -43,6 +99,7 @@ def make_transport(name: str, config: Config, gpu: Gpu | None) -> Transport:
             ucx_origin=config.ucx_origin,
             ucx_tls=config.ucx_tls,
             path=config.path,
+            speeds=speeds,
             gpu=None if gpu is None else gpu.native,
             staging_on_gpu=config.gpu_staging == "device",
             heartbeat_seconds=config.heartbeat_seconds,
@@ -51,11 +108,13 @@ def make_transport(name: str, config: Config, gpu: Gpu | None) -> Transport:
     if name == "stream":
         return StreamTransport(
             lanes=config.stream_lanes,
+            speeds=speeds,
             heartbeat_seconds=config.heartbeat_seconds,
             peer_lost_seconds=config.peer_lost_seconds,
         )
     if name == "shared":
         return SharedTransport(
+            speeds=speeds,
             heartbeat_seconds=config.heartbeat_seconds,
             peer_lost_seconds=config.peer_lost_seconds,
         )

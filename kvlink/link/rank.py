@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from kvlink import limits
-from kvlink.errors import ConfigError, PeerIncompatibleError, TransportError
+from kvlink.config import AUTO
+from kvlink.errors import ConfigError, TransportError
 from kvlink.layout import fingerprint, share_of
-from kvlink.wire import Introduce, RankCard, TransportCard, WireKey
+from kvlink.link.choice import candidates, choose, none_in_common, shape_of_pair
+from kvlink.wire import Chosen, Introduce, RankCard, TransportCard, WireKey
 
 if TYPE_CHECKING:
     from kvlink.config import Config
@@ -65,8 +66,8 @@ class LocalRank:
             kvlink=self.version,
         ).to_bytes()
 
-    def choose(self, theirs: Sequence[TransportCard], peer: str) -> tuple[Pump, TransportCard, str]:
-        """The first transport of ours that the peer has too, and that can work between the two.
+    def choose(self, theirs: Introduce, peer: str) -> tuple[Pump, TransportCard, str]:
+        """The transport by which we read from a peer: of those that both have, and that can work between the two.
 
         Returns:
             Its pump, the peer's card, and the reason for the choice.
@@ -74,24 +75,34 @@ class LocalRank:
         Raises:
             PeerIncompatibleError: none in common; both lists are named.
         """
-        offered = {card.name: card for card in theirs}
-        passed: list[str] = []
-        for pump in self.pumps:
-            name = pump.transport.capabilities().name
-            if name not in offered:
-                continue
-            if (refusal := pump.transport.refusal(offered[name].address)) is not None:
-                passed.append(f"; not {name}: {refusal}")
-                continue
-            reason = "only transport in common" if len(offered) == 1 else "first of ours that the peer offers"
-            return pump, offered[name], reason + "".join(passed)
-        ours = [pump.transport.capabilities().name for pump in self.pumps]
-        raise PeerIncompatibleError(
-            f"no transport in common{''.join(passed)}: we have {ours}, the peer has {sorted(offered)}; "
-            "set the same `transports` on both sides",
-            peer=peer,
-            stage="handshake",
-        )
+        shape = shape_of_pair(theirs.spec, self.caches.spec)
+        ours = [pump.transport for pump in self.pumps]
+        common = candidates(ours, theirs.transports, shape, integrity=self.config.integrity)
+        name, reason = choose(common, shape, by_cost=self.config.transports == (AUTO,))
+        if name is None:
+            raise none_in_common(self._names(), [card.name for card in theirs.transports], reason, peer)
+        return (*self._both(name, theirs, peer), reason)
+
+    def chosen(self, chosen: Chosen, theirs: Introduce, peer: str) -> tuple[Pump, TransportCard, str]:
+        """The transport by which a peer reads from us, as it has chosen.
+
+        Raises:
+            PeerIncompatibleError: it is none that both have, or cannot work between the two.
+        """
+        pump, card = self._both(chosen.transport, theirs, peer)
+        if (refusal := pump.transport.refusal(card.address)) is not None:
+            raise none_in_common(self._names(), [card.name], f"not {card.name}: {refusal}", peer)
+        return pump, card, f"the target's choice: {chosen.reason}"
+
+    def _both(self, name: str, theirs: Introduce, peer: str) -> tuple[Pump, TransportCard]:
+        cards = {card.name: card for card in theirs.transports}
+        for pump, ours in zip(self.pumps, self._names(), strict=True):
+            if ours == name and name in cards:
+                return pump, cards[name]
+        raise none_in_common(self._names(), list(cards), f"the peer chose {name!r}", peer)
+
+    def _names(self) -> list[str]:
+        return [pump.transport.capabilities().name for pump in self.pumps]
 
     @staticmethod
     def _card(pump: Pump) -> TransportCard:
@@ -140,7 +151,7 @@ def check_device(config: Config, caches: Caches) -> None:
     Raises:
         ConfigError: it is on a GPU, and one of them cannot.
     """
-    cannot = [name for name in config.transports if name != "ucx"]
+    cannot = [name for name in config.transports if name not in ("ucx", AUTO)]
     if not caches.on_host and cannot:
         raise ConfigError(
             f"the cache lies on {caches.device}, which {' and '.join(cannot)} cannot reach; set transports to ucx"

@@ -24,12 +24,13 @@ from kvlink.errors import (
     PeerLostError,
     PeerRestartedError,
     PeerUnreachableError,
+    SchemaError,
 )
 from kvlink.layout import compare_identity
 from kvlink.link.control import ControlConnection, connect
 from kvlink.link.planners import Planners
 from kvlink.transports.base import Completion, Outcome, RegionKey
-from kvlink.wire import AnyMessage, Goodbye
+from kvlink.wire import AnyMessage, Chosen, Goodbye
 
 if TYPE_CHECKING:
     from kvlink.layout import CacheSpec, Place
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from kvlink.link.rank import LocalRank
     from kvlink.link.tasks import TaskSet
     from kvlink.transports.base import Transport
+    from kvlink.wire import TransportCard
 
 _log = logging.getLogger("kvlink.link")
 _serial = itertools.count(1)
@@ -238,7 +240,7 @@ class Sessions:
         spec = connection.peer_introduce.spec
         peer = str(spec.place)
         self._compare(connection)
-        pump, card, reason = self._rank.choose(connection.peer_introduce.transports, peer)
+        pump, card, reason = await self._choose(connection, peer)
         channel, *lanes = await self._open_sockets(connection, pump.transport, card.address)
         wire_name = f"{'source' if self._reading else 'target'} {next(_serial)} {peer}"
         op = pump.transport.connect(wire_name, card.address, channel, lanes)
@@ -264,6 +266,23 @@ class Sessions:
         self._on_up(session)
         connection.listen(partial(self._heard, session), partial(self._down, session))
         return session
+
+    async def _choose(self, connection: ControlConnection, peer: str) -> tuple[Pump, TransportCard, str]:
+        """Who reads chooses the transport, and says so before it opens a socket for it; the other waits to be told."""
+        theirs = connection.peer_introduce
+        if self._reading:
+            pump, card, reason = self._rank.choose(theirs, peer)
+            connection.send(Chosen(transport=card.name, reason=reason[: limits.MAX_REASON_CHARS]))
+            return pump, card, reason
+        try:
+            async with asyncio.timeout(self._rank.config.handshake_seconds):
+                message = await connection.receive()
+        except TimeoutError:
+            raise PeerLostError("the peer did not say which transport it reads by", peer=peer) from None
+        if not isinstance(message, Chosen):
+            msg = f"a transport is chosen before anything is asked; the peer sent {type(message).__name__}"
+            raise SchemaError(msg, peer=peer, stage="handshake")
+        return self._rank.chosen(message, theirs, peer)
 
     def _check_open(self, connection: ControlConnection) -> None:
         """A session must not come up when all others were closed, nor on what was true before the link slept."""

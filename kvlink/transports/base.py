@@ -27,7 +27,7 @@ from kvlink.errors import TransportError
 if TYPE_CHECKING:
     import socket
 
-    from kvlink.plan import CopyPlan
+    from kvlink.plan import CopyPlan, Shape
 
 
 class TransportFull(TransportError):  # noqa: N818 - a state that passes, not a fault
@@ -169,6 +169,29 @@ class LeaseReport:
     root: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """What is known of the other end before the transport is connected to it.
+
+    Attributes:
+        address: its `Transport.address`.
+        keys: of its regions.
+        integrity: bytes will be digested.
+    """
+
+    address: bytes
+    keys: Sequence[RegionKey]
+    integrity: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One path, and the seconds predicted for it."""
+
+    path: str
+    seconds: float
+
+
 class Transport(ABC):
     """One rank's end of a transport. Not thread-safe: one thread calls it."""
 
@@ -183,6 +206,13 @@ class Transport(ABC):
             UnsupportedError: by none of them.
         """
         return self.capabilities().paths[0], "the transport's only path"
+
+    def ways(self, shape: Shape, peer: Peer) -> tuple[Way, ...]:
+        """What reading ``shape`` from a peer would take, by each path that could be taken; for choosing a transport.
+
+        Empty: it cannot tell, as by default.
+        """
+        return ()
 
     @abstractmethod
     def address(self) -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Generic, TypeVar
 
 from kvlink._native import _kvlink, native_plan
@@ -25,6 +25,9 @@ from kvlink.transports.base import (
     Transport,
     TransportFull,
 )
+
+Pace = _kvlink.Pace
+"""``Pace(bytes_per_second)``: a cap on what is read, which the transports of a link share."""
 
 AnyEngine = TypeVar("AnyEngine", bound=_kvlink.Engine)
 
@@ -45,6 +48,19 @@ class NativeTransport(Transport, Generic[AnyEngine]):
         self._engine = engine
         self._pid = os.getpid()
         self._closed = False
+
+    def pace_by(self, pace: Pace) -> None:
+        """Read no faster than a cap, evenly, and fairly between peers and reads. Before the first `connect`."""
+        self._live().pace_by(pace)
+
+    def keep_to(self, cpus: Collection[int]) -> None:
+        """Run the threads that move bytes on these CPUs only.
+
+        Raises:
+            TransportError: none of them is to be had.
+        """
+        with as_transport_error("keep_to"):
+            self._live().keep_to(sorted(cpus))
 
     def register(self, region: int, address: int, length: int, backing: Backing | None = None) -> None:
         """See `Transport.register`."""

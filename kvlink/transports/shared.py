@@ -24,11 +24,13 @@ import msgspec
 from kvlink._native import _kvlink
 from kvlink.errors import PeerIncompatibleError, SchemaError, TransportError, UnavailableError
 from kvlink.limits import HEARTBEAT_SECONDS, LISTEN_BACKLOG, MAX_ACTIVE_READS, MAX_NAME_BYTES, PEER_LOST_SECONDS
-from kvlink.transports.base import Backing, Capabilities, RegionKey
+from kvlink.plan import MAPPED, RING, TYPICAL, Setting, Speeds, predict
+from kvlink.transports.base import Backing, Capabilities, Peer, RegionKey, Way
 from kvlink.transports.engine import NativeTransport, as_transport_error, closed_on_error, engine_seconds
+from kvlink.transports.host import host_id
 
 if TYPE_CHECKING:
-    from kvlink.plan import CopyPlan
+    from kvlink.plan import CopyPlan, Shape
 
 WIRE_VERSION: Final = 1
 """Of what travels on channel, lane and in shared memory; both ends must have the same."""
@@ -54,12 +56,14 @@ class SharedTransport(NativeTransport[_kvlink.SharedEngine]):
     def __init__(
         self,
         *,
+        speeds: Speeds = TYPICAL,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         peer_lost_seconds: float = PEER_LOST_SECONDS,
     ) -> None:
         """Start the thread, asleep when idle, and listen for lanes.
 
         Args:
+            speeds: of this machine, for `ways`.
             heartbeat_seconds: interval of heartbeats, which also renew leases.
             peer_lost_seconds: silence after which a peer is lost.
 
@@ -69,7 +73,7 @@ class SharedTransport(NativeTransport[_kvlink.SharedEngine]):
         name = f"kvlink-{secrets.token_hex(16)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._address = SharedAddress(WIRE_VERSION, _boot(), _network_namespace(), name)
+            self._address = SharedAddress(WIRE_VERSION, host_id(), _network_namespace(), name)
             self._listener.setblocking(False)
             self._listener.bind(f"\0{name}")
             self._listener.listen(LISTEN_BACKLOG)
@@ -80,12 +84,13 @@ class SharedTransport(NativeTransport[_kvlink.SharedEngine]):
                 f"memory cannot be shared within this host: {error}; leave 'shared' out of transports"
             ) from error
         super().__init__(engine)
+        self._speeds = speeds
 
     def capabilities(self) -> Capabilities:
         """What this transport is; constant over its life."""
         return Capabilities(
             name="shared",
-            paths=("mapped", "ring"),
+            paths=(MAPPED, RING),
             version=str(WIRE_VERSION),
             origin="kvlink",
             detail=f"boot {self._address.boot}, network namespace {self._address.namespace}",
@@ -93,7 +98,12 @@ class SharedTransport(NativeTransport[_kvlink.SharedEngine]):
 
     def path(self, plan: CopyPlan, peer: str) -> tuple[str, str]:
         """See `Transport.path`. Which it was is in the read's completion: it depends on the peer's memory, too."""
-        return "mapped", "by the ring where memory of the source's cannot be mapped"
+        return MAPPED, "by the ring where memory of the source's cannot be mapped"
+
+    def ways(self, shape: Shape, peer: Peer) -> tuple[Way, ...]:
+        """See `Transport.ways`: mapped where all of the peer's memory may be, else the ring."""
+        path = MAPPED if all(key.key == MAPPABLE for key in peer.keys) else RING
+        return (Way(path, predict(path, shape, self._speeds, Setting(integrity=peer.integrity))),)
 
     def address(self) -> bytes:
         """Opaque address for the peer's `connect`: which host this is, and where lanes come in."""
@@ -198,11 +208,6 @@ def _decoded(address: bytes) -> SharedAddress:
         return msgspec.msgpack.decode(address, type=SharedAddress)
     except msgspec.MsgspecError as error:
         raise SchemaError(f"not an address of the shared transport: {error}", stage="connect") from error
-
-
-def _boot() -> str:
-    """One life of this kernel: no two hosts have the same, nor one host after a restart."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
 
 
 def _network_namespace() -> str:

@@ -16,9 +16,18 @@ import msgspec
 
 from kvlink._native import _kvlink
 from kvlink.errors import PeerIncompatibleError, SchemaError, TransportError
-from kvlink.limits import HEARTBEAT_SECONDS, MAX_ACTIVE_READS, MAX_LANES, PEER_LOST_SECONDS, STREAM_LANES
-from kvlink.transports.base import Capabilities, RegionKey
+from kvlink.limits import (
+    HEARTBEAT_SECONDS,
+    MAX_ACTIVE_READS,
+    MAX_LANES,
+    MAX_NAME_BYTES,
+    PEER_LOST_SECONDS,
+    STREAM_LANES,
+)
+from kvlink.plan import STREAM, TYPICAL, Setting, Shape, Speeds, predict
+from kvlink.transports.base import Capabilities, Peer, RegionKey, Way
 from kvlink.transports.engine import NativeTransport, as_transport_error, closed_on_error, engine_seconds
+from kvlink.transports.host import host_id_or_none, is_this_host
 
 WIRE_VERSION: Final = 1
 """Of what travels on channel and lanes; both ends must have the same."""
@@ -29,6 +38,7 @@ class StreamAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arr
 
     version: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
     lanes: Annotated[int, msgspec.Meta(ge=1, le=MAX_LANES)]
+    host: Annotated[str, msgspec.Meta(max_length=MAX_NAME_BYTES)] = ""
 
 
 class StreamTransport(NativeTransport[_kvlink.StreamEngine]):
@@ -38,6 +48,7 @@ class StreamTransport(NativeTransport[_kvlink.StreamEngine]):
         self,
         *,
         lanes: int = STREAM_LANES,
+        speeds: Speeds = TYPICAL,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         peer_lost_seconds: float = PEER_LOST_SECONDS,
     ) -> None:
@@ -45,6 +56,7 @@ class StreamTransport(NativeTransport[_kvlink.StreamEngine]):
 
         Args:
             lanes: sockets for payload that a pair has, at most; the smaller number of the two ends counts.
+            speeds: of this machine, for `ways`.
             heartbeat_seconds: interval of heartbeats, which also renew leases.
             peer_lost_seconds: silence after which a peer is lost.
 
@@ -57,21 +69,28 @@ class StreamTransport(NativeTransport[_kvlink.StreamEngine]):
             _kvlink.StreamEngine(engine_seconds(heartbeat_seconds, peer_lost_seconds), MAX_ACTIVE_READS, lanes)
         )
         self._lanes = lanes
+        self._speeds = speeds
 
     def capabilities(self) -> Capabilities:
         """What this transport is; constant over its life."""
         return Capabilities(
             name="stream",
-            paths=("stream",),
+            paths=(STREAM,),
             version=str(WIRE_VERSION),
             origin="kvlink",
             detail=f"{self._lanes} lane{'s' if self._lanes > 1 else ''} a peer",
         )
 
+    def ways(self, shape: Shape, peer: Peer) -> tuple[Way, ...]:
+        """See `Transport.ways`. What the network between two hosts can do is not known, only what the ends can."""
+        near = is_this_host(_decoded(peer.address).host)
+        setting = Setting(near=near, integrity=peer.integrity, lanes=self.lanes(peer.address))
+        return (Way(STREAM, predict(STREAM, shape, self._speeds, setting)),)
+
     def address(self) -> bytes:
         """Opaque address for the peer's `connect`: what this end speaks, and how many lanes it takes."""
         self._live()
-        return msgspec.msgpack.encode(StreamAddress(WIRE_VERSION, self._lanes))
+        return msgspec.msgpack.encode(StreamAddress(WIRE_VERSION, self._lanes, host_id_or_none()))
 
     def lanes(self, address: bytes) -> int:
         """See `Transport.lanes`.
@@ -80,10 +99,7 @@ class StreamTransport(NativeTransport[_kvlink.StreamEngine]):
             PeerIncompatibleError: the peer's end speaks another version.
             SchemaError: not an address.
         """
-        try:
-            told = msgspec.msgpack.decode(address, type=StreamAddress)
-        except msgspec.MsgspecError as error:
-            raise SchemaError(f"not a stream address: {error}", stage="connect") from error
+        told = _decoded(address)
         if told.version != WIRE_VERSION:
             msg = (
                 f"stream transport versions differ: {WIRE_VERSION} here, {told.version} there; install the same kvlink"
@@ -124,3 +140,10 @@ class StreamTransport(NativeTransport[_kvlink.StreamEngine]):
         """See `Transport.import_key`. A key told again replaces the earlier one for later reads."""
         with as_transport_error("import_key", peer):
             self._live().import_region(peer, key.region, key.length)
+
+
+def _decoded(address: bytes) -> StreamAddress:
+    try:
+        return msgspec.msgpack.decode(address, type=StreamAddress)
+    except msgspec.MsgspecError as error:
+        raise SchemaError(f"not a stream address: {error}", stage="connect") from error

@@ -31,9 +31,10 @@ from kvlink.limits import (
     RING_SLOTS,
     STAGING_SLOTS,
 )
-from kvlink.plan import DIRECT, PACKED, CopyPlan, choose_path
-from kvlink.transports.base import Backing, Capabilities, RegionKey
+from kvlink.plan import DIRECT, PACKED, TYPICAL, CopyPlan, Setting, Shape, Speeds, choose_path, predict
+from kvlink.transports.base import Backing, Capabilities, Peer, RegionKey, Way
 from kvlink.transports.engine import NativeTransport, as_transport_error, closed_on_error, engine_seconds
+from kvlink.transports.host import host_id_or_none, is_this_host
 from kvlink.transports.ucx_library import UcxLibrary, choose, has_devices, incompatibility, supports_rdma
 
 __all__ = ["UcxProbe", "UcxTransport", "incompatibility"]
@@ -46,10 +47,12 @@ _CHECKSUM_BYTES: Final = 4
 
 
 class UcxAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """What `UcxTransport.address` carries: whom to reach, and by which UCX."""
+    """What `UcxTransport.address` carries: whom to reach, by which UCX, whether it has RDMA, and on which host."""
 
     version: str
     worker: bytes
+    rdma: bool = False
+    host: str = ""
 
 
 class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
@@ -64,6 +67,7 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
         ucx_origin: str = "auto",
         ucx_tls: str | None = None,
         path: str = AUTO,
+        speeds: Speeds = TYPICAL,
         gpu: _kvlink.CudaGpu | None = None,
         staging_on_gpu: bool = False,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
@@ -75,7 +79,8 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
         Args:
             ucx_origin: which UCX, see `kvlink.transports.ucx_library.choose`. One UCX serves a whole process.
             ucx_tls: transports UCX may use, in the form of its UCX_TLS; ``None`` leaves it to UCX and its environment.
-            path: of our reads: ``direct``, ``packed``, or ``auto``, which is by each plan's runs.
+            path: of our reads: ``direct``, ``packed``, or ``auto``, the one that is predicted to take less for each plan.
+            speeds: of this machine, for predictions.
             gpu: where the regions lie; ``None`` for the host. Its kernels gather and scatter: all reads are packed, and
                 peers can read it so only. Those of plain copies, and of whatever `read` converts, are loaded already.
             staging_on_gpu: slots are the GPU's memory, which needs a UCX that knows it; else pinned memory of the host.
@@ -92,7 +97,9 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
             raise TransportError(f"path is {path!r}; it is one of {', '.join(PATH_CHOICES)}", retryable=False)
         self._path = path
         self._gpu = gpu
+        self._speeds = speeds
         self._packing_peers: set[str] = set()
+        self._settings: dict[str, Setting] = {}
         self._library = choose(ucx_origin)
         try:
             engine = _kvlink.UcxEngine(
@@ -126,7 +133,7 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
             chosen: str | None = PACKED if self._path != DIRECT else None
             reason = f"{on_gpu} is a GPU's: its kernels pack" + ("" if chosen else "; set the path to auto")
         elif self._path == AUTO:
-            chosen, reason = choose_path(plan, self._capabilities.paths)
+            chosen, reason = choose_path(plan, self._capabilities.paths, self._speeds, self._settings.get(peer))
         elif self._path == DIRECT and plan.converts:
             chosen, reason = None, "elements must be converted, and the path is set to direct; set it to auto"
         else:
@@ -138,7 +145,25 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
     def address(self) -> bytes:
         """Opaque address for the peer's `connect`: UCX's version and the worker's address."""
         engine = self._live()
-        return msgspec.msgpack.encode(UcxAddress(engine.ucx_version, _sealed(engine.address())))
+        address = UcxAddress(
+            engine.ucx_version, _sealed(engine.address()), self._capabilities.rdma, host_id_or_none()
+        )
+        return msgspec.msgpack.encode(address)
+
+    def refusal(self, address: bytes) -> str | None:
+        """See `Transport.refusal`: two releases of UCX that cannot work together.
+
+        Raises:
+            SchemaError: not an address.
+        """
+        return incompatibility(self._capabilities.version, _decoded(address).version)
+
+    def ways(self, shape: Shape, peer: Peer) -> tuple[Way, ...]:
+        """See `Transport.ways`: both paths, or the one that is set, or that a GPU's cache needs."""
+        setting = self._setting(_decoded(peer.address), integrity=peer.integrity)
+        on_gpu = self._gpu is not None or any(not key.key and not key.address for key in peer.keys)
+        paths = (PACKED,) if on_gpu else (DIRECT, PACKED) if self._path == AUTO else (self._path,)
+        return tuple(Way(path, predict(path, shape, self._speeds, setting)) for path in paths)
 
     def register(self, region: int, address: int, length: int, backing: Backing | None = None) -> None:
         """See `Transport.register`. It pins pages where the network needs that, which takes time."""
@@ -173,8 +198,15 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
         with closed_on_error(channel):
             engine = self._live()
             worker = _checked_address(address, engine.ucx_version, peer)
+            self._settings[peer] = self._setting(_decoded(address))
         with as_transport_error("connect", peer):
             return engine.connect(peer, worker, channel)
+
+    def disconnect(self, peer: str) -> int:
+        """See `Transport.disconnect`."""
+        self._settings.pop(peer, None)
+        self._packing_peers.discard(peer)
+        return super().disconnect(peer)
 
     def import_key(self, peer: str, key: RegionKey) -> None:
         """See `Transport.import_key`. A key told again replaces the earlier one for later reads.
@@ -190,6 +222,10 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
             self._packing_peers.add(peer)
         with as_transport_error("import_key", peer):
             self._live().import_key(peer, key.region, key.address, key.length, packed)
+
+    def _setting(self, told: UcxAddress, *, integrity: bool = True) -> Setting:
+        rdma = self._capabilities.rdma and told.rdma
+        return Setting(near=is_this_host(told.host), rdma=rdma, integrity=integrity)
 
 
 class UcxProbe:
@@ -278,11 +314,15 @@ def _unsealed(sealed: bytes, what: str) -> bytes:
     return blob
 
 
-def _checked_address(address: bytes, version: str, peer: str) -> bytes:
+def _decoded(address: bytes) -> UcxAddress:
     try:
-        told = msgspec.msgpack.decode(address, type=UcxAddress)
+        return msgspec.msgpack.decode(address, type=UcxAddress)
     except msgspec.MsgspecError as error:
-        raise SchemaError(f"not a UCX address: {error}", peer=peer, stage="connect") from error
+        raise SchemaError(f"not a UCX address: {error}", stage="connect") from error
+
+
+def _checked_address(address: bytes, version: str, peer: str) -> bytes:
+    told = _decoded(address)
     reason = incompatibility(version, told.version)
     if reason is not None:
         raise PeerIncompatibleError(reason, peer=peer, stage="connect")

@@ -87,6 +87,13 @@ class Introduce(Message, frozen=True):
     kvlink: Name
 
 
+class Chosen(Message, frozen=True):
+    """Target -> source, second message: by which transport it reads; and why, for the source's own reports."""
+
+    transport: Name
+    reason: Text
+
+
 class Ask(Message, frozen=True):
     """Target -> source: lease this leg to this attempt.
 
@@ -299,6 +306,7 @@ class Goodbye(Message, frozen=True):
 
 AnyMessage = (
     Introduce
+    | Chosen
     | Ask
     | Lease
     | Parked

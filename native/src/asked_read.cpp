@@ -14,7 +14,8 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 AskedRead::AskedRead(ReadSpec spec, std::shared_ptr<const void> keep, std::size_t lanes, std::int64_t max_ask_bytes)
     : ActiveRead(std::move(spec)),
       keep_(std::move(keep)),
-      chunk_bytes_(std::min(std::int64_t{spec_.chunk_leaves} * kLeafBytes, max_ask_bytes)) {
+      chunk_bytes_(std::min({std::int64_t{spec_.chunk_leaves} * kLeafBytes, max_ask_bytes, spec_.max_ask_bytes})) {
+  max_ask_bytes = std::min(max_ask_bytes, spec_.max_ask_bytes);
   const std::int64_t share = ceil_div(ceil_div(total(), chunk_bytes_), 2 * static_cast<std::int64_t>(lanes));
   ask_bytes_ = std::clamp(share, std::int64_t{1}, max_ask_bytes / chunk_bytes_) * chunk_bytes_;
 }
@@ -97,6 +98,11 @@ Completion AskedRead::completion() const {
 void Demand::add(std::shared_ptr<AskedRead> read) {
   const std::lock_guard lock(mutex_);
   reads_.push_back(std::move(read));
+}
+
+bool Demand::any() {
+  const std::lock_guard lock(mutex_);
+  return !reads_.empty();
 }
 
 std::optional<Demand::Ask> Demand::take(std::size_t unanswered) {

@@ -81,6 +81,7 @@ class Demand {
   };
 
   void add(std::shared_ptr<AskedRead> read);
+  bool any();
   // The next ask for a lane that waits for `unanswered` ones already. None: no more, or the rest is for other lanes.
   std::optional<Ask> take(std::size_t unanswered);
 

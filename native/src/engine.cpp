@@ -1,10 +1,15 @@
 #include "engine.hpp"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <system_error>
 #include <utility>
+
+#include "digest.hpp"
 
 namespace kvlink {
 namespace {
@@ -72,6 +77,22 @@ void Engine::let_go() {
   new std::shared_ptr<EngineCore>(core_);
   new std::shared_ptr<const LocalRegions>(local_);
   [[maybe_unused]] auto* leaked = behind_.release();
+}
+
+void Engine::keep_to(const std::vector<int>& cpus) {
+  require_open();
+  keep(thread_, cpus);
+}
+
+void Engine::keep(std::thread& thread, const std::vector<int>& cpus) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) {
+    if (cpu < 0 || cpu >= CPU_SETSIZE) throw std::invalid_argument("no CPU " + std::to_string(cpu));
+    CPU_SET(cpu, &set);
+  }
+  const int error = pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);
+  if (error != 0) throw std::invalid_argument("a thread cannot be kept to its CPUs: " + std::generic_category().message(error));
 }
 
 void Engine::require_open() const {
@@ -200,6 +221,10 @@ std::uint64_t Engine::read(ReadSpec spec) {
   }
   spec.op = last_op_ + 1;
   spec.regions = local_->data;
+  if (core_->pace) {
+    spec.max_ask_bytes = core_->pace->max_ask_bytes();
+    spec.chunk_leaves = std::min(spec.chunk_leaves, static_cast<std::uint32_t>(spec.max_ask_bytes / kLeafBytes));
+  }
   auto read = make_read(std::move(spec), local_, link->remote);
   core_->active_reads += 1;
   behind_->commands().push(command::StartRead{std::move(read)});

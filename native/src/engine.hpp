@@ -26,6 +26,11 @@ class Engine {
 
   const LateFrames& late() const { return core_->late; }
 
+  // Before the first peer: what is read keeps to a cap, which other engines may share.
+  void pace_by(std::shared_ptr<Pace> pace) { core_->pace = std::move(pace); }
+  // The threads run on these CPUs from now on. Throws std::invalid_argument if they cannot.
+  virtual void keep_to(const std::vector<int>& cpus);
+
   void register_region(std::size_t region, std::uint64_t address, std::uint64_t length);
   void unregister_region(std::size_t region);
 
@@ -62,6 +67,7 @@ class Engine {
   virtual void let_go_own() {}
 
   void require_open() const;
+  static void keep(std::thread& thread, const std::vector<int>& cpus);
   bool is_closed() const { return closed_; }
   EngineThread& behind() { return *behind_; }
   // Of a registered region; throws std::invalid_argument.

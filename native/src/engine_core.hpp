@@ -11,6 +11,7 @@
 
 #include "events.hpp"
 #include "exposures.hpp"
+#include "pace.hpp"
 #include "packer.hpp"
 
 namespace kvlink {
@@ -69,6 +70,8 @@ struct EngineCore {
   LateFrames late{};
   // Touches the caches for paths that pack; the engine's thread uses it. Set, if at all, before the engine starts.
   std::shared_ptr<Packer> packer = std::make_shared<HostPacker>();
+  // The cap on what is read, if there is one. Set, if at all, before the first peer.
+  std::shared_ptr<Pace> pace = nullptr;
 };
 
 }  // namespace kvlink

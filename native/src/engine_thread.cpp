@@ -61,7 +61,7 @@ void EngineThread::turn() {
   const bool busy = move();
   if (close_by_ && members_.empty()) done_ = true;
   if (close_by_ && now >= *close_by_) done_ = abandoned_ = true;
-  if (!done_) wait(busy, std::min({next_timers_, settled, close_by_.value_or(Time::max())}));
+  if (!done_) wait(busy, std::min({next_timers_, settled, close_by_.value_or(Time::max()), wake_by()}));
 }
 
 // --- commands -------------------------------------------------------------------------------------------------------

@@ -77,6 +77,9 @@ class EngineThread {
   // Before a sleep: true if the descriptors that are watched will tell of what is yet to come.
   virtual bool may_sleep() { return true; }
 
+  // Before a sleep: when it is to end at the latest, for what was put off.
+  virtual Time wake_by() { return Time::max(); }
+
   // A descriptor whose readiness ends the sleep; it says nothing more.
   void wake_on(int fd);
   template <typename Visit>

@@ -410,6 +410,8 @@ void bind_engine(nb::module_& m) {
              return std::make_tuple(late.renewals.load(), late.wants.load(), late.leaves.load(), late.failures.load());
            },
            "Frames for attempts no longer known: renewals, wants, leaves, failures.")
+      .def("pace_by", &Engine::pace_by, "pace"_a, "Before the first peer: reads keep to the cap.")
+      .def("keep_to", &Engine::keep_to, "cpus"_a, "The threads run on these CPUs only.")
       .def("register", &Engine::register_region, "region"_a, "address"_a, "length"_a, released())
       .def("unregister", &Engine::unregister_region, "region"_a, released())
       .def("disconnect", &Engine::disconnect, "peer"_a)
@@ -589,6 +591,7 @@ NB_MODULE(_kvlink, m) {
   kvlink::bind_move(m);
   kvlink::bind_packing(m);
   kvlink::bind_cuda(m);
+  kvlink::bind_machine(m);
   kvlink::bind_engine(m);
   kvlink::bind_ucx(m);
   kvlink::bind_stream(m);

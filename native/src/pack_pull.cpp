@@ -12,9 +12,10 @@ void Pulling::open(std::size_t slots) {
 
 bool Pulling::ask(Channel& channel) {
   bool any = false;
-  while (!slots_free_.empty()) {
+  while (!slots_free_.empty() && demand_.any() && turns_.may_ask()) {
     auto next = demand_.take(asked_.size());
     if (!next) break;
+    turns_.asked(next->stretch.end - next->stretch.begin);
     Pull& pull = pulls_.emplace_back(Pull{.read = std::move(next->read), .stretch = next->stretch});
     pull.at = std::prev(pulls_.end());
     pull.slot = slots_free_.back();

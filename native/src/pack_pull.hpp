@@ -14,6 +14,7 @@
 
 #include "asked_read.hpp"
 #include "channel.hpp"
+#include "pace.hpp"
 #include "packer.hpp"
 
 namespace kvlink {
@@ -39,7 +40,7 @@ struct Pull {
 // time. Used by the engine's thread.
 class Pulling {
  public:
-  explicit Pulling(Packer& packer) : packer_(packer) {}
+  explicit Pulling(Packer& packer, std::shared_ptr<Pace> pace = nullptr) : packer_(packer), turns_(std::move(pace)) {}
   virtual ~Pulling() = default;
   Pulling(const Pulling&) = delete;
   Pulling& operator=(const Pulling&) = delete;
@@ -50,6 +51,8 @@ class Pulling {
   void add(std::shared_ptr<AskedRead> read) { demand_.add(std::move(read)); }
   // Asks for as much as there are slots; true if anything.
   bool ask(Channel& channel);
+  // When to ask() again for what the bandwidth cap has put off.
+  Time put_off_until() { return turns_.put_off_until(); }
   // The answer to the oldest ask; throws ProtocolViolation if it is none.
   void packed(const PackAnswer& answer);
   // One bounded piece of scattering; true if there may be more to do at once.
@@ -75,6 +78,7 @@ class Pulling {
   void finish(Pull& pull);
 
   Packer& packer_;
+  Turns turns_;
   Demand demand_{1};
   std::vector<std::size_t> slots_free_;
   std::list<Pull> pulls_;  // all that are under way; their addresses hold

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,6 +24,7 @@ struct ReadSpec {
   std::uint32_t max_rereads = 0;
   std::vector<std::byte*> regions = {};  // first byte of each local region, by region number
   bool packed = false;                   // whether the source is to pack the bytes, where a transport can do both
+  std::int64_t max_ask_bytes = std::numeric_limits<std::int64_t>::max();  // at a time: under a bandwidth cap
 };
 
 // A transport's own reads derive from it; where several threads move one read's bytes, they override the calls with

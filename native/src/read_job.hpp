@@ -32,6 +32,10 @@ class ReadJob : public ActiveRead {
 
   std::uint32_t outstanding() const { return outstanding_; }
 
+  // Whether next() may have something to post.
+  bool more() const {
+    return !stopped() && !broken_ && (posting_ != nullptr || !again_.empty() || (started_ < total() && !free_.empty()));
+  }
   // The next get, and the chunk it is for; nullptr if there is none to post now. It counts as outstanding.
   Chunk* next(Run& run);
   // A get ended, or could not be posted. After a bad end nothing more is posted, and the job waits for stop().

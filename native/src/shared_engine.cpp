@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -87,6 +88,12 @@ bool SharedThread::may_sleep() {
   dozing_ = true;
   each_peer([&news](Peer& peer) { news |= !static_cast<SharedPeer&>(peer).doze(); });
   return !news;
+}
+
+Time SharedThread::wake_by() {
+  Time next = Time::max();
+  each_peer([&next](Peer& peer) { next = std::min(next, static_cast<SharedPeer&>(peer).put_off_until()); });
+  return next;
 }
 
 void SharedThread::wake_all() {

@@ -20,6 +20,7 @@ class SharedThread final : public EngineThread {
  private:
   bool move() override;
   bool may_sleep() override;
+  Time wake_by() override;
 
   void hear_lanes();
   void wake_all();

@@ -27,7 +27,7 @@ SharedCore::SharedCore(const EngineLimits& bounds) : EngineCore(bounds), lanes(e
 
 SharedPeer::SharedPeer(SharedCore& core, std::string name, std::unique_ptr<Channel> channel,
                        std::unique_ptr<SharedLane> lane)
-    : Peer(core, std::move(name), std::move(channel)), core_(core), lane_(std::move(lane)) {
+    : Peer(core, std::move(name), std::move(channel)), core_(core), lane_(std::move(lane)), turns_(core.pace) {
   epoll_event event{.events = EPOLLIN, .data = {.ptr = this}};
   if (epoll_ctl(core_.lanes.fd(), EPOLL_CTL_ADD, lane_->fd(), &event) < 0) {
     throw std::system_error(errno, std::generic_category(), "lane cannot be waited for");
@@ -248,11 +248,12 @@ void SharedPeer::land(Step& step) {
 // Reads take turns, stretch by stretch.
 void SharedPeer::ask() {
   bool any = false;
-  while (!asking_for_.empty() && asking_->has_room()) {
+  while (!asking_for_.empty() && asking_->has_room() && turns_.may_ask()) {
     auto read = std::move(asking_for_.front());
     asking_for_.pop_front();
     const auto stretch = read->take();
     if (!stretch) continue;
+    turns_.asked(stretch->end - stretch->begin);
     asking_->ask(read, *stretch);
     any = true;
     if (read->left() > 0) asking_for_.push_back(std::move(read));
@@ -261,10 +262,12 @@ void SharedPeer::ask() {
 }
 
 void SharedPeer::copy(Step& step) {
+  if (!turns_.may_ask()) return;
   auto read = std::move(copying_.front());
   copying_.pop_front();
   const auto stretch = read->take();
   if (!stretch) return;
+  turns_.asked(stretch->end - stretch->begin);
   step.any = true;
   const ReadSpec& spec = read->spec();
   std::array<std::uint64_t, kRingSlotLeaves> digests;

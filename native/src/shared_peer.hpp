@@ -43,6 +43,8 @@ class SharedPeer final : public Peer {
   Step step();
 
   bool busy() const override { return Peer::busy() || owed_.any(); }
+  // When step() has something to do again that the bandwidth cap has put off.
+  Time put_off_until() { return turns_.put_off_until(); }
 
   // Before a sleep: the peer rings the lane's bell from now on. False if there is news already.
   bool doze();
@@ -81,6 +83,7 @@ class SharedPeer final : public Peer {
   SharedCore& core_;
   std::unique_ptr<SharedLane> lane_;
   OwedDigests owed_;
+  Turns turns_;
   std::deque<std::shared_ptr<SharedRead>> undecided_;
   std::deque<std::shared_ptr<SharedRead>> copying_;  // mapped reads with something left to copy
   std::deque<std::shared_ptr<SharedRead>> asking_for_;  // ring reads with something left to ask for

@@ -25,7 +25,7 @@ StreamPeer::StreamPeer(StreamCore& core, std::string name, std::unique_ptr<Chann
       lanes_(std::move(lanes)),
       demand_(std::make_shared<Demand>(lanes_.size())) {
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
-    lanes_[i]->join(Peer::name(), core_.exposures, demand_);
+    lanes_[i]->join(Peer::name(), core_.exposures, demand_, core_.pace);
     core_.movers[i]->add(lanes_[i]);
   }
 }
@@ -84,6 +84,11 @@ StreamEngine::StreamEngine(const EngineLimits&, std::size_t lanes, std::shared_p
 }
 
 StreamEngine::~StreamEngine() { close(); }
+
+void StreamEngine::keep_to(const std::vector<int>& cpus) {
+  Engine::keep_to(cpus);
+  for (std::thread& thread : threads_) keep(thread, cpus);
+}
 
 void StreamEngine::closed() {
   for (std::size_t i = 1; i < core_->movers.size(); ++i) core_->movers[i]->stop();

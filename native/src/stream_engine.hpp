@@ -45,6 +45,7 @@ class StreamThread final : public EngineThread {
 
  private:
   bool move() override;
+  Time wake_by() override { return core_->movers.front()->wake_by(); }
 
   std::shared_ptr<StreamCore> core_;
 };
@@ -55,6 +56,7 @@ class StreamEngine final : public Engine {
   StreamEngine(const EngineLimits& limits, std::size_t lanes);
   ~StreamEngine() override;
 
+  void keep_to(const std::vector<int>& cpus) override;
   std::uint64_t region_length(std::size_t region) const { return length_of(region); }
   void import_region(const std::string& peer, std::size_t region, std::uint64_t length);
   // Takes all descriptors over, whatever happens.

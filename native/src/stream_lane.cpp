@@ -31,8 +31,9 @@ void Lane::close() {
   closed_.store(true, std::memory_order_release);
 }
 
-void Lane::join(std::string peer, Exposures& exposures, std::shared_ptr<Demand> demand) {
+void Lane::join(std::string peer, Exposures& exposures, std::shared_ptr<Demand> demand, std::shared_ptr<Pace> pace) {
   peer_ = std::move(peer);
+  turns_ = Turns(std::move(pace));
   demand_ = std::move(demand);
   serving_ = std::make_unique<Serving>(exposures, peer_);
   landing_ = std::make_unique<Landing>(*demand_);
@@ -48,7 +49,10 @@ Lane::Received Lane::receive(std::span<std::byte> scratch) {
 LaneStep Lane::send() { return serving_->step(fd_); }
 
 bool Lane::ask() {
-  while (auto next = demand_->take(landing_->unanswered())) {
+  while (demand_->any() && turns_.may_ask()) {
+    auto next = demand_->take(landing_->unanswered());
+    if (!next) break;
+    turns_.asked(next->stretch.end - next->stretch.begin);
     const ReadSpec& spec = next->read->spec();
     serving_->ask({.word = LaneWord::ask,
                    .digests = static_cast<std::uint16_t>(spec.integrity ? 1 : 0),
@@ -57,6 +61,7 @@ bool Lane::ask() {
                    .end = next->stretch.end});
     landing_->asked(std::move(*next));
   }
+  ask_at_ = turns_.put_off_until();
   return !serving_->idle();
 }
 

@@ -9,6 +9,7 @@
 
 #include "stream_land.hpp"
 #include "asked_read.hpp"
+#include "pace.hpp"
 #include "stream_serve.hpp"
 
 namespace kvlink {
@@ -22,7 +23,7 @@ class Lane {
   Lane& operator=(const Lane&) = delete;
 
   // Before a mover has it: whose lane it is, what its asks may read, and what is to be asked for.
-  void join(std::string peer, Exposures& exposures, std::shared_ptr<Demand> demand);
+  void join(std::string peer, Exposures& exposures, std::shared_ptr<Demand> demand, std::shared_ptr<Pace> pace);
 
   // --- the mover's thread from here on ---
   int fd() const { return fd_; }
@@ -37,6 +38,8 @@ class Lane {
   LaneStep send();
   // Takes what is to be asked for, as far as there is room; true if there is something to send.
   bool ask();
+  // When to ask() again for what the bandwidth cap has put off; Time::max() if it has nothing.
+  Time ask_at() const { return ask_at_; }
 
   // Nothing of it lands or leaves any more. closed() may be asked on any thread.
   void close();
@@ -51,6 +54,8 @@ class Lane {
   int fd_;
   std::string peer_;
   std::shared_ptr<Demand> demand_;
+  Turns turns_{nullptr};
+  Time ask_at_ = Time::max();
   std::unique_ptr<Serving> serving_;
   std::unique_ptr<Landing> landing_;
   std::atomic<bool> closed_ = false;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <system_error>
 #include <utility>
 
@@ -29,11 +30,29 @@ Mover::Mover(Reports reports)
 Mover::~Mover() { ::close(epoll_); }
 
 void Mover::run() {
-  while (!done_) turn(-1);
+  while (!done_) {
+    const Time until = wake_by();
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+    turn(until == Time::max() ? -1 : static_cast<int>(std::clamp<std::int64_t>(left, 0, 3'600'000)));
+  }
+}
+
+Time Mover::wake_by() const {
+  Time next = Time::max();
+  for (const auto& lane : lanes_) next = std::min(next, lane->ask_at());
+  return next;
+}
+
+void Mover::ask_again() {
+  const Time now = Clock::now();
+  for (const auto& lane : lanes_) {
+    if (lane->fd() >= 0 && lane->ask_at() <= now && lane->ask()) schedule(*lane, false, true);
+  }
 }
 
 bool Mover::turn(int timeout_ms) {
   obey();
+  ask_again();
   epoll_event events[kEventsPerWait];
   const int count = done_ ? 0 : epoll_wait(epoll_, events, kEventsPerWait, active_.empty() ? timeout_ms : 0);
   for (int i = 0; i < count; ++i) {

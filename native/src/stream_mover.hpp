@@ -35,6 +35,9 @@ class Mover {
   void poke(std::shared_ptr<Lane> lane) { tell(Word::poke, std::move(lane)); }
   void drop(std::shared_ptr<Lane> lane) { tell(Word::drop, std::move(lane)); }
 
+  // When a lane is to ask again for what the bandwidth cap has put off.
+  Time wake_by() const;
+
   // One step of every lane that can make one: bounded. If none can, waits up to `timeout_ms` (-1: for ever). True if
   // one may make another at once.
   bool turn(int timeout_ms);
@@ -51,6 +54,7 @@ class Mover {
 
   void tell(Word word, std::shared_ptr<Lane> lane) { commands_.push({word, std::move(lane)}); }
   void obey();
+  void ask_again();
   void forget(const std::shared_ptr<Lane>& lane);
   void step(Lane& lane);
   void lose(Lane& lane, std::string detail);

@@ -1,5 +1,6 @@
 #include "ucx_engine.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -46,6 +47,12 @@ bool UcxThread::move() {
     any |= static_cast<UcxPeer&>(peer).pack();
   });
   return any;
+}
+
+Time UcxThread::wake_by() {
+  Time next = Time::max();
+  each_peer([&next](Peer& peer) { next = std::min(next, static_cast<UcxPeer&>(peer).put_off_until()); });
+  return next;
 }
 
 bool UcxThread::may_sleep() { return core_->context->getting().arm() && core_->context->serving().arm(); }

@@ -21,6 +21,7 @@ class UcxThread final : public EngineThread {
  private:
   bool move() override;
   bool may_sleep() override;
+  Time wake_by() override;
 
   std::shared_ptr<UcxCore> core_;
   std::vector<UcxPeer*> readers_;

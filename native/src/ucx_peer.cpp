@@ -24,7 +24,8 @@ UcxPeer::UcxPeer(UcxCore& core, std::string name, Bytes address, std::unique_ptr
       core_(core),
       address_(std::move(address)),
       endpoint_(std::make_unique<UcxEndpoint>(core.context, address_)),
-      pulling_(core) {}
+      pulling_(core),
+      turns_(core.pace) {}
 
 UcxPeer::~UcxPeer() {
   serving_.reset();
@@ -154,11 +155,13 @@ bool UcxPeer::post() {
 bool UcxPeer::post(UcxDirectRead& read) {
   std::int64_t posted = 0;
   Run run;
-  while (posted < kPostBytesPerTurn && read.outstanding() < core_.settings.max_gets_per_read) {
+  while (posted < kPostBytesPerTurn && read.outstanding() < core_.settings.max_gets_per_read && read.more() &&
+         turns_.may_ask()) {
     ReadJob::Chunk* chunk = read.next(run);
     if (chunk == nullptr) break;
     get(read, *chunk, run);
     posted += run.bytes;
+    turns_.asked(run.bytes);
   }
   return posted > 0;
 }

@@ -1,6 +1,7 @@
 // One peer read over UCX: its endpoint, the gets, and what is owed to it: digests, and packed slots.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <cstddef>
 #include <memory>
@@ -36,6 +37,9 @@ class UcxPeer final : public Peer {
   // Closes by force what is overdue, too.
   Time settle(Time now) override;
   bool over() const override { return Peer::over() && !endpoint_; }
+  // When post() has something to do again that the bandwidth cap has put off.
+  Time put_off_until() { return std::min(pulling_.put_off_until(), turns_.put_off_until()); }
+
   bool busy() const override {
     return Peer::busy() || owed_.any() || verdict_.has_value() ||
            (endpoint_ && (endpoint_->broken() || endpoint_->closing()));
@@ -69,6 +73,7 @@ class UcxPeer final : public Peer {
   std::unique_ptr<UcxEndpoint> endpoint_;
   std::size_t turn_ = 0;  // whose read posts, and verifies, first
   UcxPulling pulling_;
+  Turns turns_;  // of the direct path
   std::unique_ptr<UcxSlots> ring_;  // kept for the peer, once it wants one
   std::optional<PackServing> serving_;
   OwedDigests owed_;

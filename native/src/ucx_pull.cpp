@@ -6,7 +6,7 @@
 
 namespace kvlink {
 
-UcxPulling::UcxPulling(UcxCore& core) : Pulling(*core.packer), core_(core) {}
+UcxPulling::UcxPulling(UcxCore& core) : Pulling(*core.packer, core.pace), core_(core) {}
 
 void UcxPulling::open(const RingOffer& offer) {
   if (!wanted || ring_ || offer.slots > core_.settings.ring_slots || offer.slot_bytes != std::uint64_t{kSlotBytes}) {
