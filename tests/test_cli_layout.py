@@ -32,7 +32,7 @@ def test_compatible_engines_are_planned_leg_by_leg_d1(capsys):
     feeds = {(leg["source"], leg["target"]): leg["shares"][0]["heads"] for leg in answer["legs"]}
     assert feeds == {("0/0", "0/0"): "0-1", ("0/0", "0/1"): "2-3", ("0/1", "0/2"): "4-5", ("0/1", "0/3"): "6-7"}
     assert {leg["path"] for leg in answer["legs"]} == {"packed"}
-    assert "runs of 256 B are below 64 KiB" in answer["legs"][0]["path_reason"]
+    assert "predicted against" in answer["legs"][0]["path_reason"]
 
 
 def test_the_path_follows_the_length_of_the_runs_i3(capsys):

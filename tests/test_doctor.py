@@ -62,7 +62,11 @@ async def test_every_finding_of_this_machine_is_told_with_figures():
 
 
 async def test_a_ucx_that_is_not_there_ends_with_code_3_and_its_remedy_unless_nobody_asks_for_it():
-    code, out, err = await doctor("--no-measure", KVLINK_UCX_ORIGIN="/nonexistent/libucp.so.0")
+    missing = {"KVLINK_UCX_ORIGIN": "/nonexistent/libucp.so.0"}
+    code, out, _ = await doctor("--no-measure", **missing)
+    assert code == 0
+    assert "slower than it could" in out
+    code, out, err = await doctor("--no-measure", **missing, KVLINK_TRANSPORTS="ucx")
     assert code == 3
     assert "cannot work here" in out
     (line,) = err.splitlines()

@@ -43,7 +43,10 @@ def test_native_words_are_the_contract_s() -> None:
         (lambda whole: whole[:-1] + bytes([whole[-1] ^ 1]), SchemaError),
         (lambda _: b"", SchemaError),
         (lambda _: b"\xc1" * 40, SchemaError),
-        (lambda _: msgspec.msgpack.encode(UcxAddress("1.13.1", b"1234worker")), PeerIncompatibleError),
+        (
+            lambda _: msgspec.msgpack.encode(UcxAddress(version="1.13.1", rdma=False, host="", worker=b"1234worker")),
+            PeerIncompatibleError,
+        ),
     ],
     ids=["truncated", "flipped", "empty", "garbage", "another UCX"],
 )

@@ -44,6 +44,7 @@ EVERY_MESSAGE = (
     wire.Withdrawn(key="1:r", error=INFO),
     wire.Stands(key="1:r", part=7, group=0, content="p@1 ab", stage=wire.Stage.FAILED, error=INFO),
     wire.Decided(key="1:r", part=7, group=3, verdict=wire.Verdict.PROCEED),
+    wire.Chosen(transport="stream", reason="stream 6.2 ms predicted for 64 MiB in runs of 1 KiB"),
     wire.Goodbye(why="reload"),
 )
 

@@ -364,6 +364,30 @@ class CudaPlan:
         leaf. Queued, not waited for.
         """
 
+class Pace:
+    """A bandwidth cap that engines share, in payload bytes."""
+
+    def __init__(self, bytes_per_second: float) -> None: ...
+
+def memory_node(address: int) -> int:
+    """
+    The NUMA node of the page at an address, which is touched for it; -1 where the kernel does not say.
+    """
+
+def evict(address: int, bytes: int) -> None:
+    """Drop memory from all caches."""
+
+def socket_cost(
+    plan: Plan, source_regions: Sequence[tuple[int, int]], target_regions: Sequence[tuple[int, int]]
+) -> tuple[float, float]:
+    """
+    Seconds of sending a plan's source side through a TCP connection of this host with itself, and of receiving
+    into its target side, call by call in one thread.
+
+    Raises:
+        RuntimeError: there is no such connection to be had.
+    """
+
 def completion_kinds() -> dict[str, int]:
     """Numbers of kvlink.transports.base.CompletionKind, by name."""
 
@@ -385,6 +409,12 @@ class Engine:
         """
         Frames for attempts no longer known: renewals, wants, leaves, failures.
         """
+
+    def pace_by(self, pace: Pace) -> None:
+        """Before the first peer: reads keep to the cap."""
+
+    def keep_to(self, cpus: Sequence[int]) -> None:
+        """The threads run on these CPUs only."""
 
     def register(self, region: int, address: int, length: int) -> None: ...
     def unregister(self, region: int) -> None: ...

@@ -1,4 +1,4 @@
-"""Which transport a pair of ranks uses: the first that works of a list that was set, or what is predicted to be fastest.
+"""Which transport a pair of ranks uses: the first that works of a list that was set, or what is predicted to be best.
 
 Pure. The target chooses, since it reads, and tells the source (`kvlink.wire.Chosen`): so the two need not be set alike.
 """
@@ -80,9 +80,9 @@ def choose(common: Sequence[Candidate], shape: Shape, *, by_cost: bool) -> tuple
 
 
 def shape_of_pair(source: CacheSpec, target: CacheSpec) -> Shape:
-    """What a prompt's plan between two ranks looks like, as far as their caches tell: `limits.NOMINAL_TRANSFER_BYTES` of it.
+    """What a prompt's plan between two ranks looks like, as far as their caches tell.
 
-    Where none can be made without a request, it is `USUAL_SHAPE`.
+    It is scaled to `limits.NOMINAL_TRANSFER_BYTES`. Where none can be made without a request, it is `USUAL_SHAPE`.
     """
     leg = tuple(_in_common(share_of(source), share_of(target)))
     tokens = min(limits.NOMINAL_TOKENS, _capacity(source), _capacity(target))

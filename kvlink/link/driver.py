@@ -19,7 +19,7 @@ from kvlink.errors import ClosedError, ConfigError, DeadlineError, KVLinkError, 
 from kvlink.layout import alias_classes
 from kvlink.link.arguments import check_deadline, check_ttl, check_uncovered
 from kvlink.link.listener import Listener
-from kvlink.link.making import gpu_of, make_transports
+from kvlink.link.making import gpu_of, keep_near, make_transports
 from kvlink.link.moments import Moments
 from kvlink.link.part import LivePart, Result, State
 from kvlink.link.pump import Pump
@@ -541,6 +541,7 @@ async def open_driver(
     try:
         for pump in pumps:
             register_all(pump, caches)
+        keep_near(made, config, caches)
         rank = LocalRank(config, caches, pumps, VERSION, gpu, moments)
         listener = await Listener.bind(
             config.listen,

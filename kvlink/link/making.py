@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvlink.config import AUTO
@@ -11,6 +12,7 @@ from kvlink.errors import ConfigError, UnavailableError
 from kvlink.link.rank import check_device
 from kvlink.plan import TYPICAL, Speeds
 from kvlink.relayout import Gpu
+from kvlink.transports import numa
 from kvlink.transports.calibration import calibrate
 from kvlink.transports.engine import NativeTransport, Pace
 from kvlink.transports.shared import SharedTransport
@@ -56,7 +58,7 @@ def make_transports(config: Config, gpu: Gpu | None) -> list[Transport]:
     names = config.transports if stated else ALL if gpu is None else ("ucx",)
     speeds = _speeds(config, names, gpu)
     pace = None if config.max_bytes_per_second is None else Pace(config.max_bytes_per_second)
-    made: list[Transport] = []
+    made: list[NativeTransport[Any]] = []
     lacking: UnavailableError | None = None
     try:
         for name in names:
@@ -70,13 +72,42 @@ def make_transports(config: Config, gpu: Gpu | None) -> list[Transport]:
                     raise
                 _log.info("going on without %s: %s", name, error)
                 lacking = error
-        if not made and lacking is not None:
-            raise lacking
     except BaseException:
-        for transport in made:
-            transport.close()
+        for done in made:
+            done.close()
         raise
-    return made
+    if not made and lacking is not None:
+        raise lacking
+    return list(made)
+
+
+def keep_near(transports: Sequence[Transport], config: Config, caches: Caches, root: Path = numa.ROOT) -> str:
+    """Keep the threads that move bytes to the NUMA node of the cache, where that can be said; what was done, in words.
+
+    Args:
+        transports: of the link; those made by a caller, and not native, are left alone.
+        config: may forbid it.
+        caches: where they lie counts.
+        root: where ``/sys`` is.
+    """
+    if not config.numa:
+        return "left alone: numa is off"
+    machine = numa.nodes(root)
+    used = _nodes_of(config, caches, root) if len(machine) > 1 else ()
+    cpus, said = numa.near(used, machine, numa.allowed_cpus())
+    if cpus is not None:
+        for transport in transports:
+            if isinstance(transport, NativeTransport):
+                transport.keep_to(cpus)
+    _log.debug("%s", said)
+    return said
+
+
+def _nodes_of(config: Config, caches: Caches, root: Path) -> Collection[int]:
+    if caches.on_host:
+        return numa.nodes_of_memory((region.address, region.length) for region in caches.regions)
+    node = numa.node_of_gpu(config.cuda_library, int(caches.device.rpartition(":")[2]), root)
+    return () if node is None else (node,)
 
 
 def _speeds(config: Config, names: Sequence[str], gpu: Gpu | None) -> Speeds:

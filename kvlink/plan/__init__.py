@@ -2,7 +2,8 @@
 
 `copyplan` is the data and its bounds check, `legs` decides who reads whom, `planner` makes the plans of one leg:
 `match` is what its two sides must agree on, `families` and `template` what is prepared once, `pieces` the token range
-cut, `increments` the plans of a leg that is streamed. `path` says how a plan's bytes best cross, and what each way costs.
+cut, `increments` the plans of a leg that is streamed. `path` says how a plan's bytes best cross, and what each way
+costs.
 """
 
 from kvlink.plan.copyplan import Conversion, CopyPlan, Dim, Segment, check_plan

@@ -87,6 +87,9 @@ _FAR_GET: Final = {True: Rate(0.08e-9, 1e-6), False: Rate(0.6e-9, 10e-6)}
 """Gets between hosts, by whether there is RDMA: 100 Gbit/s; and what UCX makes of TCP. Not measured at start-up: that
 takes the other host."""
 
+_FAR_SOCKET_BYTE_SECONDS: Final = 0.1e-9
+"""The least that a byte takes through sockets between hosts, whatever their cores can: 80 of 100 Gbit/s."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -139,7 +142,9 @@ def predict(path: str, shape: Shape, speeds: Speeds, setting: Setting) -> float:
     source, target = (seconds * held_up for seconds in _WORK[path](shape, speeds, setting))
     threads = setting.lanes if path == STREAM else 1
     longest = max(source, target) / threads
-    return max(longest, (source + target) / speeds.cpus) if setting.near else longest
+    if setting.near:
+        return max(longest, (source + target) / speeds.cpus)
+    return max(longest, shape.total_bytes * _FAR_SOCKET_BYTE_SECONDS) if path == STREAM else longest
 
 
 def _direct(shape: Shape, speeds: Speeds, setting: Setting) -> tuple[float, float]:

@@ -16,7 +16,6 @@ import os
 import secrets
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec

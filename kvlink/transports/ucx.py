@@ -50,9 +50,9 @@ class UcxAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
     """What `UcxTransport.address` carries: whom to reach, by which UCX, whether it has RDMA, and on which host."""
 
     version: str
+    rdma: bool
+    host: str
     worker: bytes
-    rdma: bool = False
-    host: str = ""
 
 
 class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
@@ -79,7 +79,7 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
         Args:
             ucx_origin: which UCX, see `kvlink.transports.ucx_library.choose`. One UCX serves a whole process.
             ucx_tls: transports UCX may use, in the form of its UCX_TLS; ``None`` leaves it to UCX and its environment.
-            path: of our reads: ``direct``, ``packed``, or ``auto``, the one that is predicted to take less for each plan.
+            path: of our reads: ``direct``, ``packed``, or ``auto``, what is predicted to take less for each plan.
             speeds: of this machine, for predictions.
             gpu: where the regions lie; ``None`` for the host. Its kernels gather and scatter: all reads are packed, and
                 peers can read it so only. Those of plain copies, and of whatever `read` converts, are loaded already.
@@ -146,7 +146,10 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
         """Opaque address for the peer's `connect`: UCX's version and the worker's address."""
         engine = self._live()
         address = UcxAddress(
-            engine.ucx_version, _sealed(engine.address()), self._capabilities.rdma, host_id_or_none()
+            version=engine.ucx_version,
+            rdma=self._capabilities.rdma,
+            host=host_id_or_none(),
+            worker=_sealed(engine.address()),
         )
         return msgspec.msgpack.encode(address)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvlink.cli.doctor.findings import Fact, Finding, Severity
 from kvlink.cli.doctor.machine import ROOT, read
-from kvlink.config import Config
+from kvlink.config import AUTO, Config
 from kvlink.errors import KVLinkError
 from kvlink.relayout import move_variants
 from kvlink.relayout.nvrtc import nvrtc_version
@@ -37,10 +37,10 @@ def _ucx(config: Config) -> Iterator[Finding]:
     try:
         transport = UcxTransport(ucx_origin=config.ucx_origin, ucx_tls=config.ucx_tls)
     except KVLinkError as error:
-        needed = "ucx" in config.transports  # a link does not open without a transport it was told to have
+        # A link does not open without a transport it was told to have; left to choose, it goes on without.
+        severity: Severity = "fatal" if "ucx" in config.transports else "slow" if AUTO in config.transports else "note"
         remedy = "pip install libucx-cu12, or do without: KVLINK_TRANSPORTS=stream"
-        text = f"UCX cannot be used: {error}"
-        yield Finding(check="ucx.library", severity="fatal" if needed else "note", text=text, remedy=remedy)
+        yield Finding(check="ucx.library", severity=severity, text=f"UCX cannot be used: {error}", remedy=remedy)
         return
     capabilities = transport.capabilities()
     transport.close()
