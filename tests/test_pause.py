@@ -28,7 +28,7 @@ from kvlink.wire import Installed
 
 PROMPT = Prompt(seed=13, tokens=75)
 FROM, INTO = (9, 2, 17, 4, 11), (3, 8, 13, 18, 23)
-TRANSPORTS = [pytest.param(lambda: LoopbackFabric(seed=1), id="loopback"), pytest.param(lambda: None, id="ucx")]
+TRANSPORTS = [pytest.param(lambda: LoopbackFabric(seed=1), id="loopback"), pytest.param(lambda: None, id="auto")]
 
 
 async def moved(source: Engine, target: Engine, key: str) -> None:
