@@ -69,16 +69,6 @@ LONG_RUNS = Big(2500, "nhd")
 """320 MB in runs of up to a chunk: written into place by the network."""
 ENDS_WITHIN_SECONDS = 5.0
 LOST_WITHIN_SECONDS = 3.0
-<<<<<<< HEAD
-=======
-Over = dict[str, Any]
-"""Settings: what carries the bytes."""
-UCX: Over = {"transports": ("ucx",), "ucx_tls": None, "path": "direct"}
-TCP: Over = {"transports": ("ucx",), "ucx_tls": "tcp", "path": "direct"}
-PACKED: Over = {"transports": ("ucx",), "ucx_tls": None, "path": "packed"}
-STREAM: Over = {"transports": ("stream",)}
-TRANSPORTS = pytest.mark.parametrize("over", [UCX, TCP, PACKED, STREAM], ids=["ucx", "ucx-tcp", "ucx-packed", "stream"])
->>>>>>> 7288a5c (Name the transport where a test means one)
 
 
 @dataclass(frozen=True)
