@@ -413,7 +413,7 @@ async def test_a_source_that_is_gone_is_unreachable_and_retryable() -> None:
 
 @pytest.mark.parametrize("tls", [None, "tcp"])
 async def test_over_ucx_a_fetch_installs_every_byte(tls: str | None) -> None:
-    settings = {"ucx_tls": tls}
+    settings = {"transports": ("ucx",), "ucx_tls": tls}
     shape = {"tp": 2, "settings": settings}
     async with source_engine(None, **shape) as source, target_engine(None, layout="hnd", **shape) as target:
         assert set(await fetch_all(source, target)) == {State.DONE}

@@ -86,9 +86,9 @@ class Way:
         return replace(self, name=name or self.name, big=big or self.big, settings={**self.settings, **settings})
 
 
-UCX = Way("ucx", {"ucx_tls": None, "path": "direct"}, SHORT_RUNS)
-TCP = Way("ucx-tcp", {"ucx_tls": "tcp", "path": "direct"}, SHORT_RUNS)
-PACKED = Way("ucx-packed", {"ucx_tls": None, "path": "packed"}, MORE_SHORT_RUNS)
+UCX = Way("ucx", {"transports": ("ucx",), "ucx_tls": None, "path": "direct"}, SHORT_RUNS)
+TCP = Way("ucx-tcp", {"transports": ("ucx",), "ucx_tls": "tcp", "path": "direct"}, SHORT_RUNS)
+PACKED = Way("ucx-packed", {"transports": ("ucx",), "ucx_tls": None, "path": "packed"}, MORE_SHORT_RUNS)
 STREAM = Way("stream", {"transports": ("stream",)}, MORE_SHORT_RUNS)
 RING = Way("ring", {"transports": ("shared",)}, MANY_SHORT_RUNS)
 MAPPED = replace(RING, name="mapped", shareable=True)
