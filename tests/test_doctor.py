@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import stand_in
 
 import kvlink
-from kvlink.cli.doctor import libraries, machine, speed
+from kvlink.cli.doctor import choice, gpus, libraries, machine, speed
 from kvlink.cli.doctor.findings import Finding, make_report
 from kvlink.cli.doctor.partner import CrossRead, Partner
 
@@ -53,11 +54,19 @@ async def test_every_finding_of_this_machine_is_told_with_figures():
         "native.core", "ucx.library", "ucx.transports", "ucx.rdma", "ucx.UCX_RNDV_THRESH", "gpu.device", "gpu.compiler",
         "cpu.cores", "cpu.numa", "memory.size", "memory.locked", "pages.huge", "pages.shared", "pages.reserved",
         "pages.granted", "cma.read", "speed.memcpy", "speed.tcp", "speed.tcp_round_trip", "speed.ucx",
-        "speed.ucx_round_trip",
+        "speed.ucx_round_trip", "link.transport", "link.threads",
     } <= found.keys()  # fmt: skip
     for check in ("speed.memcpy", "speed.tcp", "speed.ucx"):
         assert found[check]["facts"]["gb_s"] > 0
     assert 0 < found["speed.ucx_round_trip"]["facts"]["p50_seconds"] < 1
+    chosen = [finding for finding in report["findings"] if finding["check"] == "link.transport"]
+    assert [finding["facts"]["run_bytes"] for finding in chosen] == [1024, 16384, 262144]
+    for finding in chosen:
+        facts = finding["facts"]
+        assert facts["measured"] is True
+        predicted = {name: value for name, value in facts.items() if name.endswith("_seconds")}
+        assert predicted.keys() >= {"shared.ring_seconds", "ucx.direct_seconds", "ucx.packed_seconds"}
+        assert min(predicted, key=predicted.get).startswith(facts["transport"])
     assert all(finding["remedy"] for finding in report["findings"] if finding["severity"] in {"slow", "fatal"})
 
 
@@ -178,3 +187,37 @@ def test_one_fatal_finding_means_that_kvlink_does_not_work():
     fine, fatal = Finding(check="a.b", severity="slow", text="x"), Finding(check="a.c", severity="fatal", text="y")
     assert make_report([fine], 0.0).works
     assert not make_report([fine, fatal], 0.0).works
+
+
+def test_a_transport_that_was_set_and_is_not_known_means_that_no_link_can_be_opened():
+    (finding,) = choice.look_at_choice(kvlink.Config(transports=("pigeon",)), measured=False)
+    assert finding.severity == "fatal"
+    assert "pigeon" in finding.text
+    assert finding.remedy
+
+
+def test_threads_are_said_to_be_kept_to_a_node_where_there_are_several(tmp_path):
+    ours = sorted(os.sched_getaffinity(0))
+    root = files(tmp_path, {
+        "sys/devices/system/node/node0/cpulist": ",".join(map(str, ours)),
+        "sys/devices/system/node/node1/cpulist": str(ours[-1] + 1),
+    })  # fmt: skip
+    for numa, severity in ((True, "ok"), (False, "slow")):
+        found = by_check(choice.look_at_choice(kvlink.Config(numa=numa), measured=False, root=root))["link.threads"]
+        assert found.severity == severity
+        assert found.facts == {"nodes": 2, "kept": numa}
+
+
+def test_a_gpu_is_told_with_its_driver_and_its_kernels_and_none_is_none(monkeypatch, tmp_path):
+    """The driver is the tests' stand-in; the kernels are compiled for the GPU that it claims."""
+    fake_driver = stand_in.library()
+    monkeypatch.setenv("KVLINK_KERNEL_CACHE", str(tmp_path))
+    found = by_check(gpus.look_at_gpus(kvlink.Config(cuda_library=fake_driver)))
+    assert found["gpu.device"].severity == "ok"
+    assert found["gpu.device"].facts["gpus"] >= 1
+    assert found["gpu.device"].facts["driver"]
+    assert found["gpu.kernels"].facts["arch"] in found["gpu.device"].facts["archs"]
+    again = by_check(gpus.look_at_gpus(kvlink.Config(cuda_library=fake_driver)))
+    assert again["gpu.kernels"].facts["kept"] is True
+    none = by_check(gpus.look_at_gpus(kvlink.Config(cuda_library="libnosuch.so")))["gpu.device"]
+    assert none.severity == "note"

@@ -221,7 +221,8 @@ def choose_path(
     direct, packed = (predict(path, shape, speeds, setting) for path in (DIRECT, PACKED))
     chosen, other = (DIRECT, packed) if direct <= packed else (PACKED, direct)
     figures = f"{seconds_text(min(direct, packed))} predicted against {seconds_text(other)}"
-    return chosen, f"{figures} {PACKED if chosen == DIRECT else DIRECT}, runs of {bytes_text(shape.run_bytes)}"
+    stated = f"{figures} {PACKED if chosen == DIRECT else DIRECT}, runs of {bytes_text(shape.run_bytes)}"
+    return chosen, stated if speeds.measured else f"{stated}, on a typical machine"
 
 
 def seconds_text(seconds: float) -> str:

@@ -49,6 +49,12 @@ def cubin(arch: str, source: str | None = None, target: str | None = None) -> by
     return image
 
 
+def is_kept(arch: str) -> bool:
+    """Whether the kernels of plain copies are on disk for an architecture; raises as `cubin`."""
+    folder = _folder()
+    return folder is not None and (folder / f"{nvrtc.recipe(arch)}.cubin").exists()
+
+
 def _folder() -> Path | None:
     named = os.environ.get(VARIABLE)
     if named in {"off", ""}:

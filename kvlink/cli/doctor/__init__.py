@@ -1,7 +1,8 @@
 """``kvlink doctor``: what this machine has for KVLink, what it lacks, and the remedy for each.
 
-`libraries` looks at what is loaded, `machine` at what the kernel says, `speed` measures with a second process
-(`partner`); all make `findings`, which `table` shows.
+`libraries` looks at what is loaded, `gpus` at GPUs and their kernels, `machine` at what the kernel says, `speed`
+measures with a second process (`partner`), `choice` says what a link here would do by itself; all make `findings`,
+which `table` shows.
 """
 
 from __future__ import annotations
@@ -52,12 +53,14 @@ def run(arguments: argparse.Namespace) -> bool:
 
 async def examine(config: Config, *, measured: bool) -> DoctorReport:
     """Everything there is to find under ``config``; without ``measured``, only what needs no second process."""
-    from kvlink.cli.doctor import libraries, machine, speed  # noqa: PLC0415 - other commands need not load them
+    from kvlink.cli.doctor import choice, gpus, libraries, machine, speed  # noqa: PLC0415 - other commands need not load them
 
     start = time.monotonic()
     findings = list(libraries.look_at_libraries(config))
     rdma = any(finding.check == "ucx.rdma" and finding.severity == "ok" for finding in findings)
+    findings += gpus.look_at_gpus(config)
     findings += machine.look_at_machine(rdma=rdma)
     if measured:
         findings += await speed.measure(config)
+    findings += choice.look_at_choice(config, measured=measured)
     return make_report(findings, time.monotonic() - start)
