@@ -64,14 +64,17 @@ async def test_a_fetch_installs_every_byte_and_nothing_else(source_shape: dict, 
         target.assert_no_block_out()
 
 
-async def test_c6_a_target_that_closes_right_after_its_install_has_told_its_source() -> None:
-    """C6: the goodbye is the last word, whatever else was still to leave."""
-    fabric = LoopbackFabric(seed=2)
-    async with source_engine(fabric) as source:
-        async with target_engine(fabric) as target:
+@pytest.mark.parametrize("transport", ["loopback", "stream"])
+async def test_c6_a_target_that_closes_right_after_its_install_has_told_its_source(transport: str) -> None:
+    """C6: the goodbye is the last word, whatever else was still to leave, and what came before it is heard."""
+    fabric = LoopbackFabric(seed=2) if transport == "loopback" else None
+    settings = {} if fabric else {"transports": (transport,)}
+    async with source_engine(fabric, settings=settings) as source:
+        async with target_engine(fabric, tp=2, settings=settings) as target:
             offer = source.offer("i:r1", blocks_for(source), PROMPT.tokens)
             published = source.links[0].publish(offer)
-            await target.links[0].fetch(offer, (blocks_for(target),), deadline_seconds=20)
+            into = (blocks_for(target),)
+            await asyncio.gather(*(link.fetch(offer, into, deadline_seconds=20) for link in target.links))
         async with asyncio.timeout(2):
             await published.wait()
         assert published.state is State.DONE

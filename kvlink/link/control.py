@@ -48,7 +48,7 @@ _SHORT_BYTES: Final = 256
 """Less than this behind a frame is no reason to hold its answer back: what nobody waits for, at most."""
 _UNHURRIED: Final = (Installed, Ack, Goodbye)
 """Messages for which no request waits; repeats and bounds of the protocol are hundreds of times longer.
-A goodbye is one of them so that it is the last to leave: nothing that comes behind it is heard."""
+A goodbye is one of them so that it leaves behind the others, and takes them along: what follows it is not heard."""
 
 
 async def connect(
@@ -158,6 +158,8 @@ class ControlConnection:
             self.fail(error)
             raise error
         self._frames.write(frame, hurried=not isinstance(message, _UNHURRIED))
+        if isinstance(message, Goodbye):
+            self._frames.hurry()
 
     def listen(self, on_message: Callable[[AnyMessage], None], on_end: Callable[[KVLinkError], None]) -> None:
         """Hand over each message as it arrives, and in the end why there are no more. Once, and instead of `receive`.
@@ -362,6 +364,10 @@ class _Frames(asyncio.BufferedProtocol):
             self._flush()
         elif not hurried and self._late is None:
             self._late = asyncio.get_running_loop().call_later(limits.UNHURRIED_SECONDS, self._flush_late)
+
+    def hurry(self) -> None:
+        """Whatever waits leaves now."""
+        self._flush()
 
     def _flush_late(self) -> None:
         self._late = None

@@ -176,10 +176,18 @@ class Sessions:
             raise
 
     def lost(self, wire_name: str, detail: str) -> None:
-        """The transport's PEER_LOST: reset or silence on the native channel."""
+        """The transport's PEER_LOST: reset or silence on the native channel.
+
+        It counts when this turn's sockets have been read: what a peer said before it left has come by then.
+        """
         session = self._by_wire_name.get(wire_name)
         if session is not None:
-            self._down(session, PeerLostError(f"peer lost: {detail or 'no word from it'}", peer=session.peer))
+            error = PeerLostError(f"peer lost: {detail or 'no word from it'}", peer=session.peer)
+            asyncio.get_running_loop().call_later(0, self._lost, session, error)
+
+    def _lost(self, session: Session, error: PeerLostError) -> None:
+        if self._by_wire_name.get(session.wire_name) is session:
+            self._down(session, error)
 
     async def close(self, why: str) -> None:
         """Say goodbye to everyone, disconnect the transports, close."""
