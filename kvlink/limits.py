@@ -144,6 +144,9 @@ MAX_INCREMENTS: Final = 4096
 REST_SECONDS: Final = 60.0
 """How long a target waits for more of a stream without a word from its source, whose engine may compute as long as it
 lets its source part live."""
+INCREMENT_LEASE_SECONDS: Final = 30.0
+"""At least, of an increment: only a read renews, and this one begins when its target's interpreter comes to it. A peer
+that is silent is lost long before."""
 MAX_STREAM_SECONDS: Final = 3600.0
 """How long a target lets a stream rest, from its lease: no source keeps its blocks longer by words alone."""
 CUT_OFF_GRACE_SECONDS: Final = 0.5
@@ -245,7 +248,7 @@ assert TELL_SECONDS < RETIRE_SECONDS, "a coordinator outlasts the ranks that ask
 assert RENEWAL_LINGER_SECONDS >= MAX_ATTEMPT_SECONDS, "a fast leg waits for its siblings with its lease held"
 assert RENEWAL_LINGER_SECONDS > COMMIT_TTL_SECONDS, "a commit in time never finds its lease lapsed"
 assert 1 <= STREAM_WINDOW < MAX_INCREMENTS
-assert REST_SECONDS < MAX_STREAM_SECONDS
+assert PEER_LOST_SECONDS < INCREMENT_LEASE_SECONDS < REST_SECONDS < MAX_STREAM_SECONDS
 assert REST_SECONDS > 3 * MAX_REPEAT_SECONDS, "a source that lives and computes is heard in time"
 assert CLAIM_TTL_SECONDS < RETRY_HORIZON_SECONDS, "a claim that the ledger has forgotten has run out by itself"
 assert MAX_OFFSET_BYTES * 4 < 1 << 63

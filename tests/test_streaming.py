@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
 from random import Random
 
@@ -224,6 +225,21 @@ async def test_a_target_rests_past_its_deadline_while_the_source_computes_b7() -
         push.given.ready(tokens=TOKENS)
         push.given.seal()
         await push.taken.wait()
+        target.assert_holds(PROMPT, push.into)
+
+
+async def test_an_interpreter_that_is_held_between_two_increments_costs_no_attempt() -> None:
+    """For longer than a lease: only a read renews it, and the next one waits for the interpreter."""
+    settings = {"transports": ("stream",), "lease_seconds": 0.4, "heartbeat_seconds": 0.1}
+    async with source_engine(None, settings=settings) as source, target_engine(None, settings=settings) as target:
+        push = Push(source, target)
+        await push.some()
+        push.given.ready(tokens=100)
+        await asyncio.sleep(0)  # it is told, and not heard
+        time.sleep(0.8)  # noqa: ASYNC251 - so that nobody hears
+        push.given.ready(tokens=TOKENS)
+        push.given.seal()
+        assert (await push.taken.wait()).attempts == 1
         target.assert_holds(PROMPT, push.into)
 
 

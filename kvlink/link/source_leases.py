@@ -121,9 +121,15 @@ class Leases:
             work.exposed[key] = exposed
 
     def let_read(self, work: SourceWork, key: Attempt, number: int, plan: CopyPlan) -> Exposed | None:
-        """Expose a plan to an attempt under this number; ``None`` if it cannot be, and then its lease has lapsed."""
+        """Expose a plan to an attempt under this number; ``None`` if it cannot be, and then its lease has lapsed.
+
+        An increment's has a number of its own, and a lease that its target's interpreter may be late for.
+        """
         peer, attempt = key
         ask = work.asks[key]
+        seconds = self._rank.config.lease_seconds
+        if number != attempt:
+            seconds = max(seconds, limits.INCREMENT_LEASE_SECONDS)
         session = self._sessions.get(peer)
         try:
             if session is None:
@@ -133,7 +139,7 @@ class Leases:
                     peer=session.wire_name,
                     attempt=number,
                     plan=plan,
-                    lease_seconds=self._rank.config.lease_seconds,
+                    lease_seconds=seconds,
                     integrity=ask.integrity,
                     chunk_leaves=self._rank.config.chunk_leaves,
                 )
