@@ -286,6 +286,22 @@ def test_a_push_that_nobody_takes_ends_by_itself(engine: Make) -> None:
     assert source.ranks[0].tally.sends == {"expired": 1}
 
 
+def test_a_reset_takes_back_what_was_not_taken(engine: Make) -> None:
+    """K4: weights change: KV of the old ones is pushed to nobody who comes later."""
+    source, target = engine("prefill"), engine("decode")
+    there, here = both_sides(source)
+    source.arrive(there)
+    compute(source, there, FROM)
+    source.finish(there, FROM)
+    source.scheduler.reset()
+    run(source, until=settled(source), timeout_seconds=5)
+    assert source.ranks[0].tally.sends == {"cancelled": 1}
+    target.arrive(here)
+    target.admit(here, INTO)
+    run(source, target, until=settled(target), timeout_seconds=5)
+    assert target.failed == {"cmpl-d"}
+
+
 @pytest.mark.parametrize("admitted", [False, True])
 def test_a_push_is_renewed_while_its_decode_or_its_prefill_queues(engine: Make, admitted: bool) -> None:
     """B7: neither an engine's queue nor a slow prefill burns the time in which the other keeps its promise."""

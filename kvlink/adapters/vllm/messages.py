@@ -105,8 +105,8 @@ class StepWork:
 
     ``siblings``: the cards of all of the engine's ranks, once; ``renew``: offers that still queue here, and pushes that
     are not here yet. ``preempted``: pushes whose blocks other requests write in this step; ``withdraw``: pushes whose
-    requests were aborted, their blocks held until every rank has reported. ``void``: what was published, in this step
-    too, and has not been fetched is withdrawn.
+    requests were aborted, their blocks held until every rank has reported. ``void``: what was published or
+    handed over, in this step too, and has not been fetched is withdrawn.
     """
 
     siblings: tuple[bytes, ...] = ()

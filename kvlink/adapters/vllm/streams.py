@@ -104,6 +104,10 @@ class Streams:
             stream = self._streams[request_id]
             self._bridge.cancel(stream.part, "its prefill was aborted")
             self._await_end(stream)
+        if work.void:  # those that still compute are preempted by the reset, and begin anew
+            for stream in self._streams.values():
+                if stream.due:
+                    self._bridge.cancel(stream.part, "its source's cache was reset")
 
     def owns(self, part: Part) -> bool:
         """Whether it is a push's."""
