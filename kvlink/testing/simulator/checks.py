@@ -185,7 +185,11 @@ class Checks:
         commits = self._commits.setdefault((rank.name, part.key, epoch), [])
         if (one, attempt) in commits:
             return
-        if not self._network.held(rank.name, peer, attempt):
+        leg = part.leg(peer)
+        stream = None if leg is None else leg.stream  # whose leases were judged as its increments landed
+        if stream is not None and not (stream.sealed and stream.landed == stream.exposed):
+            raise InvariantError(f"3: {rank.name} commits {part.key} to {peer}'s attempt {attempt}; its stream goes on")
+        if stream is None and not self._network.held(rank.name, peer, attempt):
             raise InvariantError(f"8: {rank.name} commits {part.key} to {peer}'s attempt {attempt}; its lease lapsed")
         for other, number in commits:
             same_leg = other.rank is one.rank or other.rank.engine != one.rank.engine

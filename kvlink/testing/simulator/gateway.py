@@ -89,7 +89,8 @@ class Gateway:
         if push:
             for rank in self._engines.sources(source):
                 rank.post(self._skew(), self._announce, request, rank)
-            self._later(wait, self._seal, request)
+            streamed = self._plan.streamed and self._dice.random() < self._plan.streamed
+            self._later(wait, self._stream if streamed else self._seal, request)
             self._later(self._dice.random() * 0.1, self._try, request, target)
             return
         self._make_offer(request)
@@ -132,6 +133,28 @@ class Gateway:
                 rank.post(self._skew(), self._seal_on, request, rank)
         else:  # a failed prefill
             self.cancel_source(request)
+
+    def _stream(self, request: Request) -> None:
+        """Compute block by block, and say so of each; every rank at its own pace."""
+        if self._make_offer(request):
+            for rank in self._engines.sources(request.source):
+                rank.post(self._skew(), self._stream_on, request, rank, 1)
+        else:
+            self.cancel_source(request)
+
+    def _stream_on(self, request: Request, rank: SourceRank, computed: int) -> None:
+        offer = request.offer
+        if offer is None:
+            return
+        last = computed == self._plan.blocks
+        wanted = rank.advance(offer, computed)
+        if wanted and last and self._dice.random() < 0.5:
+            rank.seal(offer)  # in one breath
+        elif wanted:
+            gap = 0.0 if self._network.quiet else self._dice.random() ** 2
+            rank.post(gap, rank.seal, offer) if last else rank.post(gap, self._stream_on, request, rank, computed + 1)
+        elif computed == 1:
+            rank.pool.give_back(offer.blocks[rank.name], request.key)
 
     def _seal_on(self, request: Request, rank: SourceRank) -> None:
         offer = request.offer

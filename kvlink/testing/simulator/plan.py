@@ -84,6 +84,7 @@ class Plan:
         tries: how often the gateway tries a request.
         refuse_install: chance that the engine does not take the blocks.
         timing, deadline, ttl: the protocol's clocks.
+        streamed: chance that a push is streamed, block by block.
         together: the ranks of a target engine become visible together; else the gateway reduces their ends.
         faults: what strikes.
     """
@@ -108,6 +109,7 @@ class Plan:
     timing: Timing
     deadline: float
     ttl: float
+    streamed: float = 0.0
     together: bool = False
     faults: tuple[Fault, ...] = field(default=())
 
@@ -202,6 +204,8 @@ def draw(seed: int) -> tuple[Plan, Random]:
         together=dice.random() < 0.35,
         faults=tuple(sorted(faults, key=lambda fault: fault.at)),
     )
+    aim = Random(f"streamed {seed}")  # noqa: S311 - as above; apart, so that older seeds draw what they drew
+    plan = replace(plan, streamed=aim.choice((0.0, 0.5, 1.0)))
     if seed % DIRECTED_EVERY == 0:
         aim = Random(f"aimed {seed}")  # noqa: S311 - as above
         plan = aim.choice(SCENES)(plan, aim)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kvlink import errors, protocol, wire
+from kvlink.layout import Frontier
 from kvlink.memory.ledger import BlockLedger
 from kvlink.protocol import End, Ledger, ParkingLot, SourcePart, SourcePhase, source
 from kvlink.protocol.source_leg import LegPhase
@@ -49,6 +50,7 @@ class Announced(NamedTuple):
     """`wire.Announce`."""
 
     offer: Offer
+    stream: bool = False
 
 
 class Expected(NamedTuple):
@@ -56,6 +58,15 @@ class Expected(NamedTuple):
 
     key: str
     ttl_seconds: float
+
+
+INCREMENT = 1_000_000
+"""Increment n of attempt a is read, and leased, as number a + n times this."""
+
+
+def opening_of(key: str) -> str:
+    """The digest of a stream's beginning: nothing of it but the request is known."""
+    return f"the beginning of {key}"
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +78,8 @@ class _Work:
     offer: Offer | None = None
     asks: dict[tuple[str, int], Asked] = field(default_factory=dict)
     attempts: set[tuple[str, int]] = field(default_factory=set)
+    told: dict[tuple[str, int, int], wire.Advance] = field(default_factory=dict)
+    """Increments that have not landed, by peer, attempt and number."""
     reported: End | None = None
 
 
@@ -82,6 +95,7 @@ class SourceRank(Rank):
         self.tickets: ParkingLot[str] = ParkingLot()
         self.works = {}
         self._of_attempt: dict[tuple[str, int], _Work] = {}
+        self._told_to: dict[tuple[str, int], int] = {}
         self._checks = checks
         self._plan = plan
         self._epoch = 0
@@ -107,18 +121,34 @@ class SourceRank(Rank):
             return protocol.error_info(errors.ClosedError, "paused")
         return self._admit(key, None, ttl_seconds, ended)
 
+    def advance(self, offer: Offer, computed: int) -> bool:
+        """So many blocks of an announced request are computed; whether anybody still wants it."""
+        work = self._computing(offer)
+        if work is not None:
+            self.pool.compute(offer.blocks[self.name][:computed], offer.tag)
+            work.runner.feed(protocol.Advanced(Frontier.whole(computed), opening_of(offer.key)))
+        return work is not None
+
     def seal(self, offer: Offer) -> bool:
         """The KV of an announced request is complete; whether anybody still wants it."""
-        work = self.works.get(offer.key)
-        if work is None or work.offer is not None or work.reported is not None:
-            return False
-        if work.runner.state.phase is not SourcePhase.OPEN:
-            return False
-        self.blocks.hold(offer.key, (offer.blocks[self.name],))
-        work.offer = offer
-        self.ledger.content(offer.key, offer.digest)
-        work.runner.feed(protocol.Seal(offer.digest))
-        return True
+        work = self._computing(offer)
+        if work is not None:
+            self.ledger.content(offer.key, offer.digest)
+            blocks = len(offer.blocks[self.name])
+            work.runner.feed(protocol.Seal(offer.digest, Frontier.whole(blocks), opening_of(offer.key)))
+        return work is not None
+
+    def _computing(self, offer: Offer) -> _Work | None:
+        """An announced request that is not sealed; its blocks are held from its first word on."""
+        work: _Work | None = self.works.get(offer.key)
+        if work is None or work.offer not in (None, offer) or work.reported is not None:
+            return None
+        if work.runner.state.phase not in (SourcePhase.OPEN, SourcePhase.STREAMING):
+            return None
+        if work.offer is None:
+            self.blocks.hold(offer.key, (offer.blocks[self.name],))
+            work.offer = offer
+        return work
 
     def cancel(self, key: str) -> None:
         """The engine takes the request back."""
@@ -206,6 +236,7 @@ class SourceRank(Rank):
 
     def lapsed(self, peer: str, attempt: int) -> None:
         """See `Rank.lapsed`."""
+        attempt %= INCREMENT
         if (work := self._of_attempt.get((peer, attempt))) is not None:
             work.runner.feed(protocol.LeaseLapsed(peer, attempt))
 
@@ -262,12 +293,36 @@ class SourceRank(Rank):
         if work is None:
             for action in protocol.answer_unknown(peer, message):
                 self._send(peer, action.message)
+        elif isinstance(message, wire.Landed):
+            self._landed(work, peer, message)
         elif isinstance(message, wire.Prepared):
-            held = self.network.held(self.name, peer, attempt)
+            if message.increments:
+                self._landed(work, peer, message)
+            held = message.increments > 0 or self.network.held(self.name, peer, attempt)
             root = _root(work.offer) if self._plan.integrity else None
-            work.runner.feed(protocol.PreparedArrived(peer, attempt, message.root, held, root if held else None))
+            counts = message.increments, message.content
+            work.runner.feed(
+                protocol.PreparedArrived(peer, attempt, message.root, held, root if held else None, *counts)
+            )
         else:
             work.runner.feed(protocol.Received(peer, message))
+
+    def _landed(self, work: _Work, peer: str, message: wire.Landed | wire.Prepared) -> None:
+        """Each increment that it tells of for the first time, with what is last known of its lease."""
+        attempt = message.attempt
+        leg = work.runner.state.leg(peer)
+        stream = None if leg is None or leg.attempt != attempt else leg.stream
+        numbers = () if stream is None else range(stream.landed + 1, min(message.increments, stream.exposed) + 1)
+        for number in numbers:
+            advance, name = work.told.pop((peer, attempt, number), None), attempt + INCREMENT * number
+            held, root = True, None
+            if advance is not None and advance.total_bytes:
+                held = self.network.held(self.name, peer, name)
+                root = _root(work.offer) if self._plan.integrity and held else None
+                self.network.withdraw(self.name, peer, name)
+            work.runner.feed(protocol.LandedArrived(peer, attempt, number, held, root))
+        if not numbers and isinstance(message, wire.Landed):
+            work.runner.feed(protocol.LandedArrived(peer, attempt, message.increments))
 
     # --- parking ------------------------------------------------------------------------------------------------------
 
@@ -311,11 +366,17 @@ class SourceRank(Rank):
         match action:
             case protocol.Send(peer=peer, message=message):
                 self._send(peer, message)
-            case protocol.Expose(peer=peer, attempt=attempt):
+            case protocol.Expose(peer=peer, attempt=attempt, stream=stream):
                 self.blocks.lease((peer, attempt), work.key)
                 work.attempts.add((peer, attempt))
                 self._of_attempt[peer, attempt] = work
-                self.network.expose(self.name, peer, attempt)
+                if not stream:
+                    self.network.expose(self.name, peer, attempt)
+            case protocol.ExposeIncrement():
+                self._expose_increment(work, action)
+            case protocol.SendAdvance(peer=peer, attempt=attempt, number=number):
+                if (advance := work.told.get((peer, attempt, number))) is not None:
+                    self._send(peer, advance)
             case protocol.SendLease(peer=peer, attempt=attempt):
                 if (peer, attempt) in work.asks:
                     capacity = wire.Capacity(leased_blocks=0, active_legs=0, max_legs=1)
@@ -323,11 +384,14 @@ class SourceRank(Rank):
                     self._send(peer, lease)
             case protocol.Withdraw(peer=peer, attempt=attempt):
                 self.network.withdraw(self.name, peer, attempt)
+                for told in [told for told in work.told if told[:2] == (peer, attempt)]:
+                    self.network.withdraw(self.name, peer, attempt + INCREMENT * told[2])
+                    del work.told[told]
                 if work.asks.pop((peer, attempt), None) is not None and (peer, attempt) in work.attempts:
                     self.blocks.end_lease((peer, attempt))
             case protocol.SendAnnounce(peer=peer):
                 if work.offer is not None:
-                    self._send(peer, Announced(work.offer))
+                    self._send(peer, Announced(work.offer, work.runner.state.digest is None))
             case protocol.ParkAsk(peer=peer, attempt=attempt):
                 self._park(peer, work.asks[peer, attempt])
             case protocol.Unpark():
@@ -338,6 +402,22 @@ class SourceRank(Rank):
                 self._report(work, end, error)
             case protocol.Learned():
                 self.ledger.release(work.key, self.clock())
+
+    def _expose_increment(self, work: _Work, action: protocol.ExposeIncrement) -> None:
+        """Its blocks are its bytes; one without any is told and not exposed."""
+        peer, attempt, number, tokens = action.peer, action.attempt, action.number, action.frontier.tokens
+        sofar = self._told_to.get((peer, attempt), 0) if number > 1 else 0
+        self._told_to[peer, attempt] = tokens
+        work.told[peer, attempt, number] = wire.Advance(
+            attempt=attempt,
+            number=number,
+            frontier=action.frontier,
+            blocks=(),
+            total_bytes=tokens - sofar,
+            sealed=work.offer.digest if action.sealed and work.offer is not None else None,
+        )
+        if tokens > sofar:
+            self.network.expose(self.name, peer, attempt + INCREMENT * number)
 
     def _end_hold(self, work: _Work) -> None:
         if work.offer is None:

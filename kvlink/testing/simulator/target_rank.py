@@ -21,7 +21,16 @@ from kvlink.testing.simulator.coordinating import Coordinating
 from kvlink.testing.simulator.network import Network, Rank
 from kvlink.testing.simulator.plan import CUT_OFF_SECONDS, Plan
 from kvlink.testing.simulator.pool import Blocks, Pool
-from kvlink.testing.simulator.source_rank import Announced, Asked, Expected, Offer, SourceRank, root_of
+from kvlink.testing.simulator.source_rank import (
+    INCREMENT,
+    Announced,
+    Asked,
+    Expected,
+    Offer,
+    SourceRank,
+    opening_of,
+    root_of,
+)
 
 Ended = Callable[[Rank, End, wire.ErrorInfo | None], None]
 Leg = tuple[str, int]
@@ -32,11 +41,20 @@ Leg = tuple[str, int]
 class _Read:
     peer: str
     attempt: int
+    places: range
+    """Of the request's blocks, those that it reads."""
     left: int
+    number: int = 0
+    """The increment's, of a stream."""
     moving: bool = True
     """Bytes may land."""
     ended: bool = False
     """The process knows that it has ended."""
+
+    @property
+    def name(self) -> int:
+        """Under which it is read and leased."""
+        return self.attempt + INCREMENT * self.number
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +68,9 @@ class _Work:
     truth: Try
     runner: Runner[TargetPart] | None = None
     reads: dict[int, _Read] = field(default_factory=dict)
+    streams: bool = False
+    told: dict[int, int] = field(default_factory=dict)
+    """Blocks that a stream has told of so far, by attempt."""
 
 
 class TargetRank(Rank):
@@ -136,7 +157,7 @@ class TargetRank(Rank):
 
     def reads_now(self) -> list[tuple[str, int]]:
         """Key and attempt of what moves."""
-        return [(work.key, read.attempt) for work in self.works.values() for read in work.reads.values() if read.moving]
+        return [(work.key, read.name) for work in self.works.values() for read in work.reads.values() if read.moving]
 
     def part_of(self, attempt: int) -> TargetPart | None:
         """The state of the part that an attempt belongs to."""
@@ -184,6 +205,7 @@ class TargetRank(Rank):
             now=self.clock(),
             timing=self._plan.timing,
             siblings=self._siblings(work, offer) if work.truth.together else None,
+            stream=work.streams,
         )
         self._of_attempt.update(dict.fromkeys(attempts.values(), work))
         work.runner = Runner(
@@ -224,10 +246,11 @@ class TargetRank(Rank):
     def hear(self, peer: str, message: Any) -> None:  # noqa: ANN401
         """See `Rank.hear`."""
         match message:
-            case Announced(offer=offer):
+            case Announced(offer=offer, stream=stream):
                 work = self.works.get(offer.key)
                 if work is not None and work.offer is None and work.truth.end is None:
                     self.ledger.content(offer.key, offer.digest)
+                    work.streams = stream
                     self._begin(work, offer)
             case wire.Withdrawn(key=key, error=error):
                 work = self.works.get(key)
@@ -278,7 +301,7 @@ class TargetRank(Rank):
 
     # --- deeds --------------------------------------------------------------------------------------------------------
 
-    def _act(self, work: _Work, action: Any) -> None:  # noqa: ANN401, C901 - one case an action
+    def _act(self, work: _Work, action: Any) -> None:  # noqa: ANN401, C901, PLR0912 - one case an action
         match action:
             case protocol.Send():
                 if isinstance(action.message, wire.Installed):
@@ -287,13 +310,20 @@ class TargetRank(Rank):
             case protocol.SendAsk(peer=peer, attempt=attempt):
                 if work.offer is not None:
                     readers = next(count for source, count in work.legs if source == peer)
-                    self.network.send(self, peer, Asked(work.key, attempt, work.offer.digest, readers))
+                    digest = opening_of(work.key) if work.streams else work.offer.digest
+                    self.network.send(self, peer, Asked(work.key, attempt, digest, readers))
             case protocol.StartRead(peer=peer, attempt=attempt):
-                self._start_read(work, peer, attempt)
+                self._start_read(work, _Read(peer, attempt, range(len(work.blocks)), len(work.blocks)))
+            case protocol.StartIncrement(peer=peer, attempt=attempt, advance=said):
+                before, work.told[attempt] = work.told.get(attempt, 0), said.frontier.tokens
+                places = range(before, said.frontier.tokens)
+                self._start_read(work, _Read(peer, attempt, places, len(places), said.number))
             case protocol.CutOff(peer=peer, attempt=attempt):
                 self._cut_off(work, peer, attempt)
-            case protocol.StopRenewing(peer=peer, attempt=attempt):
-                self.network.renew(peer, self.name, attempt, renewing=False)
+            case protocol.StopRenewing(peer=peer, attempt=attempt, increments=increments):
+                for read in [read for read in work.reads.values() if read.attempt == attempt]:
+                    if read.number <= increments:
+                        self.network.renew(peer, self.name, read.name, renewing=False)
             case protocol.Install():
                 self._install(work)
             case protocol.Show():
@@ -331,6 +361,7 @@ class TargetRank(Rank):
         timing, parks = self._plan.timing, len(work.legs)
         bound = self._plan.deadline + parks * timing.park_seconds + 4 * CUT_OFF_SECONDS + 1.0
         bound += timing.tell_seconds if work.truth.together else 0.0
+        bound += (len(work.blocks) + 2) * timing.rest_seconds if work.streams else 0.0
         took = self.running_clock() - work.began
         if took > bound:
             raise InvariantError(f"5: {work.key} at {self.name} took {took:g} s to end; its bound is {bound:g} s")
@@ -385,12 +416,15 @@ class TargetRank(Rank):
 
     # --- reads --------------------------------------------------------------------------------------------------------
 
-    def _start_read(self, work: _Work, peer: str, attempt: int) -> None:
-        read = _Read(peer, attempt, len(work.blocks))
-        work.reads[attempt] = read
-        work.truth.moving.add(attempt)
-        self.network.renew(peer, self.name, attempt, renewing=True)
-        for place in range(len(work.blocks)):
+    def _start_read(self, work: _Work, read: _Read) -> None:
+        work.reads[read.name] = read
+        if not read.places and work.runner is not None:
+            read.moving, read.ended = False, True
+            work.runner.feed(protocol.ReadEnded(read.attempt, number=read.number))
+            return
+        work.truth.moving.add(read.name)
+        self.network.renew(read.peer, self.name, read.name, renewing=True)
+        for place in read.places:
             self.agenda.after(self.network.way() * 2.0, None, self._move, work, read, place)
 
     def _move(self, work: _Work, read: _Read, place: int) -> None:
@@ -404,7 +438,7 @@ class TargetRank(Rank):
         origin = pair.source
         if not isinstance(origin, SourceRank) or work.offer is None or not origin.alive:
             return
-        exposed = self.network.held(read.peer, self.name, read.attempt)
+        exposed = self.network.held(read.peer, self.name, read.name)
         if not exposed and self.network.dice.random() < 0.5:  # else nobody tells it in time, and it reads on
             self.post(0.0, self._end_read, work, read, "the source no longer lets it read")
             return
@@ -418,13 +452,13 @@ class TargetRank(Rank):
         if read.ended or work.runner is None:
             return
         tag = "" if work.offer is None else work.offer.tag
-        found = {self.pool.look(block, read.peer)[0] for block in work.blocks}
+        found = {self.pool.look(work.blocks[place], read.peer)[0] for place in read.places}
         if self._plan.integrity and found != {tag} and tag + "!" not in found:
             self._end_read(work, read, "digests differ", errors.IntegrityError)
             return
         self._over(work, read)
         root = root_of(tag if found == {tag} else "corrupt") if self._plan.integrity else None
-        work.runner.feed(protocol.ReadEnded(read.attempt, root))
+        work.runner.feed(protocol.ReadEnded(read.attempt, root, number=read.number))
 
     def fail_read(self, key: str, attempt: int) -> None:
         """A fault: the read fails."""
@@ -437,8 +471,8 @@ class TargetRank(Rank):
         work = self.works.get(key)
         if work is not None and work.offer is not None and work.reads[attempt].moving and self._plan.integrity:
             read = work.reads[attempt]
-            for block in work.blocks:
-                self.pool.land(block, read.peer, (work.offer.tag + "!", attempt), _owner(work))
+            for place in read.places:
+                self.pool.land(work.blocks[place], read.peer, (work.offer.tag + "!", read.attempt), _owner(work))
             read.left, read.moving = 0, False
             self._moved(work, read)
             self.post(0.01, self._landed, work, read)
@@ -449,28 +483,31 @@ class TargetRank(Rank):
         """A READ completion with an error: nothing of it lands any more."""
         if not read.ended and work.runner is not None:
             self._over(work, read)
-            self.network.renew(read.peer, self.name, read.attempt, renewing=False)
-            work.runner.feed(protocol.ReadEnded(read.attempt, error=protocol.error_info(kind, why)))
+            self.network.renew(read.peer, self.name, read.name, renewing=False)
+            error = protocol.error_info(kind, why)
+            work.runner.feed(protocol.ReadEnded(read.attempt, error=error, number=read.number))
 
     def _over(self, work: _Work, read: _Read) -> None:
         read.ended, read.moving = True, False
         self._moved(work, read)
 
     def _moved(self, work: _Work, read: _Read) -> None:
-        work.truth.moving.discard(read.attempt)
+        work.truth.moving.discard(read.name)
 
     def _cut_off(self, work: _Work, peer: str, attempt: int) -> None:
-        self.network.renew(peer, self.name, attempt, renewing=False)
-        read = work.reads.get(attempt)
-        if read is None or read.ended:
+        reads = [read for read in work.reads.values() if read.attempt == attempt]
+        for read in reads:
+            self.network.renew(peer, self.name, read.name, renewing=False)
+        if all(read.ended for read in reads):
             self._cut_off_done(work, attempt)
         else:
             seconds = 0.001 if self.network.quiet else self.network.dice.random() ** 3 * CUT_OFF_SECONDS
-            self.post(seconds, self._cut_off_completes, work, read)
+            self.post(seconds, self._cut_off_completes, work, attempt)
 
-    def _cut_off_completes(self, work: _Work, read: _Read) -> None:
-        self._end_read(work, read, "cut off")
-        self._cut_off_done(work, read.attempt)
+    def _cut_off_completes(self, work: _Work, attempt: int) -> None:
+        for read in [read for read in work.reads.values() if read.attempt == attempt]:
+            self._end_read(work, read, "cut off")
+        self._cut_off_done(work, attempt)
 
     def _cut_off_done(self, work: _Work, attempt: int) -> None:
         if work.runner is not None:
