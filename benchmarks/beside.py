@@ -70,6 +70,7 @@ def mover(shared: mmap.mmap, number: int) -> None:
     """Copies, for the share of a core that word ``1 + number`` says in millionths; nothing while it is 0."""
     wanted = np.frombuffer(shared, np.uint64)
     here, there = np.ones((2, POOL_BYTES), np.uint8)
+    wanted[3 + number] = 1  # all memory is touched
     places = itertools.cycle(range(0, POOL_BYTES, COPY_BYTES))
     started, spent = time.monotonic(), time.process_time()
     share = 0.0
@@ -145,7 +146,7 @@ class Child:
 
 
 class Turns:
-    """The shared words: the computation's count, and the shares that movers are to use."""
+    """The shared words: the computation's count, the shares that movers are to use, and whether they are ready."""
 
     def __init__(self, options: argparse.Namespace, shared: mmap.mmap) -> None:
         self.words = np.frombuffer(shared, np.uint64)
@@ -156,6 +157,8 @@ class Turns:
         self.target.hear()
         self.movers = [Child(options, f"mover{number}", talks=False) for number in (0, 1)]
         self.compute = Child(options, "compute", talks=False)
+        while not all(self.words[3:5]) or not self.words[0]:
+            time.sleep(0.01)
         self.children = [self.source, self.target, *self.movers, self.compute]
 
     def beside_link(self) -> dict[str, float]:

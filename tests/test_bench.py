@@ -250,3 +250,14 @@ async def test_the_workers_are_of_the_installed_kvlink_wherever_the_user_stands(
     )  # fmt: skip
     _, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0, err.decode()
+
+
+async def test_a_cap_is_kept_by_every_transfer():
+    """8 MB at 0.08 Gbit/s (10 MB a second) take no less than their share of a second."""
+    shape = ["--source-tp", "1", "--target-tp", "1", "--model", "llama-3-8b", "--layers", "8", "--tokens", "256"]
+    report = await finished(
+        "--transport", "stream", "--max-gbps", "0.08", *shape, "--requests", "1", "--no-limit-check", "--json", "-"
+    )
+    assert report["verified"]
+    assert report["case"]["max_gbps"] == 0.08
+    assert report["throughput_gb_s"]["max"] < 0.0106

@@ -9,6 +9,7 @@ import pytest
 
 from kvlink import cli, limits
 from kvlink.cli.bench import blocks as blocks_module
+from kvlink.cli.bench import peers
 from kvlink.cli.bench.blocks import BlockPool, check_memory, pool_blocks
 from kvlink.cli.bench.case import ROUND_BYTES
 from kvlink.cli.bench.options import add_parser, parse
@@ -193,3 +194,20 @@ def test_addresses(text, host, port):
 def test_bad_addresses_are_refused(text):
     with pytest.raises(ConfigError, match="HOST:PORT"):
         split_address(text)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--max-gbps", "0"], ["--max-gbps", "nan"], ["--max-gbps", "1e9"], ["--transport", "loopback", "--max-gbps", "1"]],
+)
+def test_a_cap_that_makes_no_sense_is_refused_by_its_flag(flags, capsys):
+    assert cli.main(["bench", *flags]) == 2
+    assert "--max-gbps" in capsys.readouterr().err
+
+
+def test_who_cannot_be_compared_with_is_said_before_anything_starts(capsys, monkeypatch):
+    assert cli.main(["bench", "--compare", "pigeon"]) == 2
+    assert "'pigeon'" in capsys.readouterr().err
+    monkeypatch.setattr(peers, "PEERS", {"nixl": "nixl", "absent_peer": "absent-peer"})
+    assert cli.main(["bench", "--compare", "absent_peer"]) == 3
+    assert "pip install absent-peer" in capsys.readouterr().err

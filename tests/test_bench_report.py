@@ -23,7 +23,7 @@ KEYS = {
         "model", "layers", "kv_heads", "head_dim",
         "tokens", "dtype", "source", "target", "flow", "transport", "transport_reason", "path", "path_reason",
         "ucx_tls", "device", "requests", "concurrency", "integrity", "fault",
-        "kill_target_every", "source_engines", "target_engines",
+        "kill_target_every", "source_engines", "target_engines", "max_gbps",
     ],
     "bytes_per_request": None,
     "runs": ["count", "bytes"],

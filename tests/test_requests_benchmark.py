@@ -47,3 +47,19 @@ def test_every_source_is_read():
 def test_an_idle_pair_is_looked_at():
     result = measured("idle", "--seconds", "0.2")
     assert set(result["share_of_a_core"]) == {"source", "target"}
+
+
+def test_a_computation_beside_a_link_is_held_to_one_beside_movers():
+    """`benchmarks/beside.py`: both turns count, and the movers keep to the shares that they were told."""
+    program = PROGRAM.parent / "beside.py"
+    flags = ["--seconds", "0.3", "--rounds", "1", "--transport", "shared", "--json", "-"]
+    run = subprocess.run(
+        [sys.executable, str(program), *flags], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    result = json.loads(run.stdout)["result"]
+    assert result["gb_s"] > 0
+    (turn,) = result["rounds"]
+    assert turn["ratio"] == turn["link"]["products"] / turn["movers"]["products"] > 0
+    for side in ("source", "target"):
+        assert turn["movers"][side] <= turn["link"][side] + 0.2

@@ -29,6 +29,8 @@ SideName = Literal["source", "target"]
 HOST: Final = "host"
 """Where caches lie, if not on a GPU such as ``cuda:0``."""
 _DEVICE: Final = re.compile(r"host|cuda:\d{1,4}")
+_LEAST_GBPS: Final = limits.MIN_CAP_BYTES_PER_SECOND * 8 / 1e9
+_MOST_GBPS: Final = limits.MAX_CAP_BYTES_PER_SECOND * 8 / 1e9
 ROUND_BYTES: Final = 2 * 1024**3
 """KV of one round, when requests run concurrently: what bounds the pools."""
 MAX_ENGINES: Final = 64
@@ -99,6 +101,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ucx_origin: str
     seed: int
     stream_lanes: int = limits.STREAM_LANES
+    max_gbps: float | None = None
     device: str = HOST
     path: PathName = "auto"
     tries: int = 1
@@ -155,7 +158,15 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                 msg = f"--{name}-block-size {side.block_size} cuts the longest prompt into too many blocks"
                 raise ConfigError(msg)
 
+    def _check_cap(self) -> None:
+        if self.max_gbps is None:
+            return
+        if self.transport == "loopback" or not _LEAST_GBPS <= self.max_gbps <= _MOST_GBPS:
+            msg = f"--max-gbps is {self.max_gbps:g}; give {_LEAST_GBPS:g} to {_MOST_GBPS:g}, and no loopback"
+            raise ConfigError(msg)
+
     def _check_device(self) -> None:
+        self._check_cap()
         if not _DEVICE.fullmatch(self.device):
             msg = f"--device is {self.device!r}; it is host, cuda, or cuda:N with a GPU's number"
             raise ConfigError(msg)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from kvlink.cli.bench import table
+from kvlink.cli.bench import peers, table
 from kvlink.cli.bench.blocks import check_memory, pool_blocks
 from kvlink.cli.bench.case import Case, SideName
 from kvlink.cli.bench.conductor import Conductor, Engine
@@ -44,8 +44,11 @@ def run(options: Options) -> bool:
         return _run_loop(_serve(options, options.serve))
     if options.json not in (None, "-"):
         check_writable("--json", Path(options.json))
+    peers.check(options.compare)
     report = run_case(options)
     write_result(report, options.json, partial(table.show, report))
+    if options.compare:
+        peers.compare(report)
     return report.verified
 
 

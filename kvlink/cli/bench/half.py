@@ -209,6 +209,7 @@ class Half:
             "ucx_origin": case.ucx_origin,
             "transports": None if case.transport == "loopback" else (case.transport,),
             "stream_lanes": case.stream_lanes,
+            "max_bytes_per_second": None if case.max_gbps is None else case.max_gbps * 1e9 / 8,
             "path": case.path if case.transport == "ucx" else None,
             "integrity": case.integrity,
         }

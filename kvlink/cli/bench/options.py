@@ -11,6 +11,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from kvlink import limits
+from kvlink.cli.bench import peers
 from kvlink.cli.bench.case import Case, FaultRates, Flow, PathName, Side, TransportName
 from kvlink.cli.bench.numbers import CONVERTED
 from kvlink.cli.models import MODELS, Geometry
@@ -33,6 +34,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     serve: str | None
     connect: str | None
     open_mode: bool
+    compare: tuple[str, ...] = ()
 
 
 class _TraceLine(msgspec.Struct):
@@ -115,6 +117,9 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         "--lanes", type=int, default=limits.STREAM_LANES, metavar="N", help="stream's sockets a pair (%(default)s)"
     )
     group.add_argument(
+        "--max-gbps", type=float, metavar="N", help="cap on what each target link reads, in Gbit/s (none)"
+    )
+    group.add_argument(
         "--topology",
         metavar="NAME:N",
         default="pairwise:1",
@@ -123,6 +128,9 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--process-per-rank", action="store_true", help="every rank in its own process")
     group.add_argument(
         "--limit-check", action=argparse.BooleanOptionalAction, default=True, help="pair each transfer with a raw one"
+    )
+    group.add_argument(
+        "--compare", metavar="LIST", help="nixl,mooncake: run them at the bench's run length, too (from a checkout)"
     )
     group.add_argument("--json", metavar="FILE", help="write the result as JSON; - is standard output")
     group.add_argument("--quiet", action="store_true", help="no progress on standard error")
@@ -197,6 +205,7 @@ def parse(arguments: argparse.Namespace) -> Options:
         ucx_origin=arguments.ucx_origin,
         seed=arguments.seed,
         stream_lanes=arguments.lanes,
+        max_gbps=arguments.max_gbps,
         device="cuda:0" if arguments.device == "cuda" else arguments.device,
         tries=arguments.tries,
         kill_target_every=arguments.kill_target_every,
@@ -214,6 +223,7 @@ def parse(arguments: argparse.Namespace) -> Options:
         serve=arguments.serve,
         connect=arguments.connect,
         open_mode=arguments.open,
+        compare=peers.parse(arguments.compare),
     )
 
 

@@ -42,7 +42,7 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was run.
 
     ``tokens`` of a trace is the mean prompt; ``device`` is where the caches lie; ``fault`` is what chunks suffered.
-    Of every ``kill_target_every`` requests one had its target killed.
+    Of every ``kill_target_every`` requests one had its target killed; ``max_gbps`` capped what a target read.
     """
 
     model: str
@@ -67,6 +67,7 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     kill_target_every: int | None = None
     source_engines: int = 1
     target_engines: int = 1
+    max_gbps: float | None = None
 
 
 class Runs(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,6 +243,7 @@ def _case(case: Case, tally: Tally) -> CaseReport:
         kill_target_every=case.kill_target_every,
         source_engines=case.source_engines,
         target_engines=case.target_engines,
+        max_gbps=case.max_gbps,
         fault=None
         if case.fault is None
         else ",".join(f"{n}={r:g}" for n, r in msgspec.structs.asdict(case.fault).items()),
