@@ -31,7 +31,7 @@ from kvlink.transports.host import host_id
 if TYPE_CHECKING:
     from kvlink.plan import CopyPlan, Shape
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 """Of what travels on channel, lane and in shared memory; both ends must have the same."""
 
 MAPPABLE: Final = b"mappable"

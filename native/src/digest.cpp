@@ -17,10 +17,10 @@ static_assert(std::endian::native == std::endian::little, "the root hashes leaf 
 std::span<const HashVariant> hash_variants() {
   static constexpr HashVariant all[] = {
 #if defined(__x86_64__)
-      {"avx512", xxh3_64_avx512},
-      {"avx2", xxh3_64_avx2},
+      {"avx512", xxh3_64_avx512, leaf_block_avx512},
+      {"avx2", xxh3_64_avx2, leaf_block_avx2},
 #endif
-      {"baseline", xxh3_64_baseline},
+      {"baseline", xxh3_64_baseline, leaf_block_baseline},
   };
   static const std::size_t skip = isas_beyond_this_cpu();
   return std::span(all).subspan(skip);

@@ -15,6 +15,7 @@ inline constexpr std::int64_t kLeafBytes = 16 * 1024;
 struct HashVariant {
   const char* name;
   std::uint64_t (*xxh3_64)(const void* data, std::size_t bytes);
+  std::uint64_t (*leaf_block)(std::uint64_t* state, int number, const void* data);  // see hash_kernel.hpp
 };
 
 // What this CPU can run, fastest first; never empty.

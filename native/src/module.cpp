@@ -277,7 +277,7 @@ nb::bytearray py_gather(const Plan& plan, const Regions& source_regions, std::in
   nb::bytearray packed(nullptr, static_cast<std::size_t>(end - begin));
   auto* data = static_cast<std::byte*>(packed.data());
   nb::gil_scoped_release release;
-  gather_range(plan, sources, begin, end, data, options.variant);
+  carry(plan, {.regions = sources}, {.packed = data, .begin = begin}, begin, end, {.variant = options.variant});
   return packed;
 }
 
@@ -286,8 +286,8 @@ void py_scatter(const Plan& plan, const Buffer& packed, const Regions& target_re
   const auto targets = checked_regions<std::byte>(plan, Side::target, target_regions);
   const MoveOptions options = move_options(1, variant);
   nb::gil_scoped_release release;
-  scatter_range(plan, reinterpret_cast<const std::byte*>(packed.data()), targets, begin,
-                begin + static_cast<std::int64_t>(packed.size()), options.variant);
+  carry(plan, {.packed = reinterpret_cast<const std::byte*>(packed.data()), .begin = begin}, {.regions = targets}, begin,
+        begin + static_cast<std::int64_t>(packed.size()), {.stores = Stores::streamed, .variant = options.variant});
 }
 
 nb::bytes py_digest_packed(const Buffer& packed) {

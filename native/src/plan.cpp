@@ -6,7 +6,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "row_kernel.hpp"
 
 namespace kvlink {
 namespace {
@@ -321,27 +320,38 @@ bool Cursor::step() {
   return true;
 }
 
-bool Cursor::continues(const Run& run) const {
+bool Cursor::continues(const Start& start, std::int64_t bytes) const {
   if (walk_ != Walk::source && plan_->parts_[part_].convert) return false;
-  const bool source = run.source_offset + run.bytes == source_offset_ && run.source_region == source_region_;
-  const bool target = run.target_offset + run.bytes == target_offset_ && run.target_region == target_region_;
+  const bool source = start.source_offset + bytes == source_offset_ && start.source_region == source_region_;
+  const bool target = start.target_offset + bytes == target_offset_ && start.target_region == target_region_;
   return (source || walk_ == Walk::target) && (target || walk_ == Walk::source);
 }
 
-bool Cursor::next(Run& run) {
-  if (stretch_ == 0) return false;
-  run = {source_region_, source_offset_ + skip_, target_region_,
-         target_offset_ + plan_->parts_[part_].at_target(skip_), 0};
+Cursor::Start Cursor::start() const {
+  return {source_region_, source_offset_ + skip_, target_region_,
+          target_offset_ + plan_->parts_[part_].at_target(skip_)};
+}
+
+// The length of the run that begins at the position, which goes behind it.
+std::int64_t Cursor::take(const Start& start) {
   const bool alone = walk_ != Walk::source && plan_->parts_[part_].convert;
+  std::int64_t bytes = 0;
   do {
-    const std::int64_t taken = std::min(stretch_, max_run_bytes_ - run.bytes);
-    run.bytes += taken;
+    const std::int64_t taken = std::min(stretch_, max_run_bytes_ - bytes);
+    bytes += taken;
     if (taken < stretch_) {
       skip_ += taken;
       stretch_ -= taken;
       break;
     }
-  } while (step() && !alone && continues(run));
+  } while (step() && !alone && continues(start, bytes));
+  return bytes;
+}
+
+bool Cursor::next(Run& run) {
+  if (stretch_ == 0) return false;
+  const Start from = start();
+  run = {from.source_region, from.source_offset, from.target_region, from.target_offset, take(from)};
   return true;
 }
 
@@ -350,15 +360,6 @@ std::int64_t Cursor::whole_rows() const {
   if (nest_->depth == 0 || stretch_ != nest_->run_bytes || stretch_ > max_run_bytes_) return 0;
   const std::size_t inner = nest_->depth - 1;
   return std::min(nest_->dims[inner].count - digits_[inner], 1 + remaining_ / nest_->run_bytes);
-}
-
-// To the same row of the inner dimension, as many of the next outer dimension's steps later as make kAheadBytes.
-std::int64_t Cursor::distance_ahead() const {
-  if (nest_->depth < 2) return 0;
-  const std::size_t outer = nest_->depth - 2;
-  const std::int64_t step_bytes = nest_->run_bytes * nest_->dims[outer + 1].count;
-  const std::int64_t steps = (kAheadBytes + step_bytes - 1) / step_bytes;
-  return digits_[outer] + steps < nest_->dims[outer].count ? steps * nest_->dims[outer].source_stride : 0;
 }
 
 bool Cursor::next_rows(Rows& rows) {
@@ -375,15 +376,14 @@ bool Cursor::next_rows(Rows& rows) {
   }
   rows.count = whole_rows();
   if (rows.count == 0) {
-    Run run;
-    next(run);
-    rows.source_region = run.source_region;
-    rows.source_offset = run.source_offset;
-    rows.target_region = run.target_region;
-    rows.target_offset = run.target_offset;
-    rows.bytes = run.bytes;
+    const Start from = start();
+    rows.source_region = from.source_region;
+    rows.source_offset = from.source_offset;
+    rows.target_region = from.target_region;
+    rows.target_offset = from.target_offset;
+    rows.bytes = take(from);
     rows.count = 1;
-    rows.source_stride = rows.target_stride = rows.ahead = 0;
+    rows.source_stride = rows.target_stride = 0;
     return true;
   }
   const std::size_t inner = nest_->depth - 1;
@@ -395,7 +395,6 @@ bool Cursor::next_rows(Rows& rows) {
   rows.bytes = nest_->run_bytes;
   rows.source_stride = dim.source_stride;
   rows.target_stride = dim.target_stride;
-  rows.ahead = distance_ahead();
   const std::int64_t steps = rows.count - 1;
   digits_[inner] += steps;
   source_offset_ += steps * dim.source_stride;

@@ -86,7 +86,6 @@ struct Rows {
   std::int64_t count;
   std::int64_t source_stride;  // of rows; means nothing for one
   std::int64_t target_stride;
-  std::int64_t ahead;          // from a row to its like some kAheadBytes later in the walk, source side; 0 if unknown
   std::size_t part;
   std::size_t scale;           // index of the first row's scale
   std::size_t scale_step;      // from row to row
@@ -183,8 +182,16 @@ class Cursor {
   void advance();
   bool step();
   std::int64_t whole_rows() const;
-  std::int64_t distance_ahead() const;
-  bool continues(const Run& run) const;
+  // Where a run begins.
+  struct Start {
+    std::int64_t source_region;
+    std::int64_t source_offset;
+    std::int64_t target_region;
+    std::int64_t target_offset;
+  };
+  Start start() const;
+  std::int64_t take(const Start& start);
+  bool continues(const Start& start, std::int64_t bytes) const;
 
   // The position is kept as single numbers, never as a Run: a Run would be written by halves and copied by vector
   // loads, which cannot be forwarded from pending stores and so wait for every cache miss before them (measured: half

@@ -42,12 +42,10 @@ KVLINK_INLINED void stream_vector(char* p, Vector v) { _mm_stream_si128(reinterp
 #if defined(__x86_64__)
 
 constexpr int64_t kVectorBytes = sizeof(Vector);
-// From here on the C library's copy is as good, and knows the machine's string instructions.
-constexpr int64_t kLongBytes = 4096;
 
 // A short row costs less inline than a call does: whole vectors, the last of which may overlap the one before it.
 KVLINK_INLINED void copy_row(char* target, const char* source, int64_t bytes) {
-  if (bytes < kVectorBytes || bytes >= kLongBytes) {
+  if (bytes < kVectorBytes) {
     memcpy(target, source, static_cast<size_t>(bytes));
     return;
   }
@@ -58,57 +56,84 @@ KVLINK_INLINED void copy_row(char* target, const char* source, int64_t bytes) {
   store_vector(target + bytes - kVectorBytes, last);
 }
 
-// Whole lines are streamed (a line streamed in part costs a read of the rest); what lies before and after them is
-// stored as usual. Streaming stores fault unless aligned, so the alignment is this row's own.
-// The line at `ahead` from each, for the first `ahead_bytes`, is fetched meanwhile.
-KVLINK_INLINED void stream_row(char* target, const char* source, int64_t bytes, int64_t ahead, int64_t ahead_bytes) {
-  const int64_t head = -reinterpret_cast<intptr_t>(target) & (kLineBytes - 1);
-  if (bytes < head + kLineBytes) {
-    copy_row(target, source, bytes);
-    return;
-  }
-  if (head != 0) copy_row(target, source, head);
-  int64_t at = head;
-  for (; at + kLineBytes <= bytes; at += kLineBytes) {
-    if (at < ahead_bytes) _mm_prefetch(source + at + ahead, _MM_HINT_T0);
-    KVLINK_UNROLL for (int64_t v = 0; v < kLineBytes; v += kVectorBytes) {
-      stream_vector(target + at + v, load_vector(source + at + v));
-    }
-  }
-  if (at < bytes) copy_row(target + at, source + at, bytes - at);
+KVLINK_INLINED void copy_string(char* target, const char* source, int64_t bytes) {
+  asm volatile("rep movsb" : "+D"(target), "+S"(source), "+c"(bytes) : : "memory");
 }
-
 void fence() { _mm_sfence(); }
 
 #else
 
+constexpr int64_t kVectorBytes = kLineBytes;
+struct Vector {
+  char bytes[kVectorBytes];
+};
+KVLINK_INLINED Vector load_vector(const char* p) {
+  Vector v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+KVLINK_INLINED void store_vector(char* p, Vector v) { memcpy(p, &v, sizeof v); }
+KVLINK_INLINED void stream_vector(char* p, Vector v) { store_vector(p, v); }
 KVLINK_INLINED void copy_row(char* target, const char* source, int64_t bytes) {
   memcpy(target, source, static_cast<size_t>(bytes));
 }
-KVLINK_INLINED void stream_row(char* target, const char* source, int64_t bytes, int64_t, int64_t) {
-  copy_row(target, source, bytes);
-}
+KVLINK_INLINED void copy_string(char* target, const char* source, int64_t bytes) { copy_row(target, source, bytes); }
 void fence() {}
 
 #endif
 
-void copy_rows(char* target, const char* source, int64_t count, RowStrides strides, int64_t bytes, int64_t) {
-  for (int64_t i = 0; i < count; ++i) copy_row(target + i * strides.target, source + i * strides.source, bytes);
+// The compiler may not read the source a second time: what is there may have changed.
+KVLINK_INLINED void read_once() { asm volatile("" ::: "memory"); }
+
+template <bool kKeep>
+KVLINK_INLINED void copy_edge(char* target, char* kept, const char* source, int64_t bytes) {
+  if (kKeep) {
+    copy_row(kept, source, bytes);
+    read_once();
+    copy_row(target, kept, bytes);
+  } else {
+    copy_row(target, source, bytes);
+  }
 }
 
-void stream_rows(char* target, const char* source, int64_t count, RowStrides strides, int64_t bytes, int64_t ahead) {
-  const int64_t rows_ahead = (kAheadBytes + bytes - 1) / bytes;
-  for (int64_t i = 0; i < count; ++i) {
-    int64_t distance = ahead, within = ahead != 0 ? bytes : 0;
-    if (bytes >= 2 * kAheadBytes) {
-      distance = kAheadBytes;
-      within = bytes - kAheadBytes;
-    } else if (i + rows_ahead < count) {
-      distance = rows_ahead * strides.source;
-      within = bytes;
-    }
-    stream_row(target + i * strides.target, source + i * strides.source, bytes, distance, within);
+// Whole lines are streamed (a line streamed in part costs a read of the rest); what lies before and after them is
+// stored as usual. Streaming stores fault unless aligned, so the alignment is this row's own.
+template <bool kStream, bool kKeep>
+KVLINK_INLINED void move_row(char* target, char* kept, const char* source, int64_t bytes) {
+  const int64_t head = kStream ? -reinterpret_cast<intptr_t>(target) & (kLineBytes - 1) : 0;
+  if (bytes < head + kLineBytes) {
+    copy_edge<kKeep>(target, kept, source, bytes);
+    return;
   }
+  if (head != 0) copy_edge<kKeep>(target, kept, source, head);
+  int64_t at = head;
+  for (; at + kLineBytes <= bytes; at += kLineBytes) {
+    KVLINK_UNROLL for (int64_t v = 0; v < kLineBytes; v += kVectorBytes) {
+      const Vector vector = load_vector(source + at + v);
+      if (kKeep) {
+        read_once();
+        store_vector(kept + at + v, vector);
+      }
+      if (kStream) {
+        stream_vector(target + at + v, vector);
+      } else {
+        store_vector(target + at + v, vector);
+      }
+    }
+  }
+  if (at < bytes) copy_edge<kKeep>(target + at, kKeep ? kept + at : nullptr, source + at, bytes - at);
+}
+
+template <bool kStream, bool kKeep>
+void move_rows(char* target, char* kept, const char* source, int64_t count, RowStrides strides, int64_t bytes) {
+  for (int64_t i = 0; i < count; ++i) {
+    move_row<kStream, kKeep>(target + i * strides.target, kept, source + i * strides.source, bytes);
+    if (kKeep) kept += bytes;
+  }
+}
+
+void string_rows(char* target, char*, const char* source, int64_t count, RowStrides strides, int64_t bytes) {
+  for (int64_t i = 0; i < count; ++i) copy_string(target + i * strides.target, source + i * strides.source, bytes);
 }
 
 // --- conversions ----------------------------------------------------------------------------------------------------
@@ -140,8 +165,9 @@ void convert_rows(char* target, const char* source, int64_t count, RowStrides st
    convert_rows<Source, Float8E4M3>, convert_rows<Source, Float8E5M2>, convert_rows<Source, Int8>}
 
 const RowKernel kernel = {
-    copy_rows,
-    stream_rows,
+    {move_rows<false, false>, move_rows<false, true>},
+    {move_rows<true, false>, move_rows<true, true>},
+    string_rows,
     fence,
     {KVLINK_TO_ALL(Float16), KVLINK_TO_ALL(BFloat16), KVLINK_TO_ALL(Float32), KVLINK_TO_ALL(Float8E4M3),
      KVLINK_TO_ALL(Float8E5M2), KVLINK_TO_ALL(Int8)},

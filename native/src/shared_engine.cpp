@@ -47,7 +47,7 @@ bool SharedThread::move() {
     const Time now = Clock::now();
     if (all.any) last_moved_ = now;
     if (all.over) return true;
-    if (!all.any) return linger(now);
+    if (!all.any) return linger(now) || prepare();
     if (now >= end) return true;
   }
 }
@@ -58,7 +58,13 @@ void SharedThread::hear_lanes() {
   for (int i = 0; i < count; ++i) static_cast<SharedPeer*>(events[i].data.ptr)->hear();
 }
 
-// True if there may be something to do at once. A waiter that finds its peer on its own CPU lets it run.
+bool SharedThread::prepare() {
+  bool any = false;
+  each_peer([&any](Peer& peer) { any = any || static_cast<SharedPeer&>(peer).prepare(); });
+  return any;
+}
+
+// True if there may be something to do at once. A waiter that finds its peer on its own CPU gets out of its way.
 bool SharedThread::linger(Time now) {
   if (now - last_moved_ > kLinger) return false;
   for (const Time end = now + kBurst; now < end; now = Clock::now()) {
@@ -75,7 +81,7 @@ bool SharedThread::linger(Time now) {
     if (!expecting) return false;
     if (news) break;
     if (beside) {
-      sched_yield();
+      if (!spread_.step_aside(now)) sched_yield();
     } else {
       pause();
     }

@@ -9,6 +9,7 @@
 
 #include "engine.hpp"
 #include "shared_peer.hpp"
+#include "spread.hpp"
 
 namespace kvlink {
 
@@ -25,9 +26,11 @@ class SharedThread final : public EngineThread {
   void hear_lanes();
   void wake_all();
   bool linger(Time now);
+  bool prepare();
 
   std::shared_ptr<SharedCore> core_;
   Time last_moved_{};
+  Spread spread_;
   bool dozing_ = false;
 };
 

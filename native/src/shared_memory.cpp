@@ -6,6 +6,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -19,6 +21,9 @@ namespace {
 constexpr int kSealFutureWrite = 0x0010;
 // A file of huge pages can be mapped only from their borders, and transparent ones are only used there.
 constexpr std::uint64_t kHugePageBytes = 2 * 1024 * 1024;
+constexpr int kMadvPopulateRead = 22;  // Linux 5.14
+constexpr std::size_t kPageBytes = 4096;
+constexpr std::size_t kTouchBytes = 8 * 1024 * 1024;
 
 [[noreturn]] void fail(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
 
@@ -78,6 +83,22 @@ PeerMemory::PeerMemory(const Descriptor& file, std::uint64_t offset, std::uint64
   if (mapped_ == MAP_FAILED) fail("a peer's memory cannot be mapped");
   madvise(mapped_, mapped_bytes_, MADV_HUGEPAGE);  // where shared memory may have them; harmless elsewhere
   data_ = static_cast<const std::byte*>(mapped_) + (offset - begin);
+}
+
+bool PeerMemory::touch_some() const {
+  const std::size_t bytes = std::min(kTouchBytes, mapped_bytes_ - touched_bytes_);
+  if (bytes == 0) return false;
+  std::byte* const begin = static_cast<std::byte*>(mapped_) + touched_bytes_;
+  std::array<unsigned char, kTouchBytes / kPageBytes> there;
+  bool filled = mincore(begin, bytes, there.data()) == 0;
+  const std::size_t pages = (bytes + kPageBytes - 1) / kPageBytes;
+  for (std::size_t first = 0, page = 0; filled && page < pages; first = page) {
+    const bool present = there[first] & 1;
+    while (page < pages && (there[page] & 1) == present) ++page;
+    if (present) filled = madvise(begin + first * kPageBytes, (page - first) * kPageBytes, kMadvPopulateRead) == 0;
+  }
+  touched_bytes_ = filled ? touched_bytes_ + bytes : mapped_bytes_;
+  return filled;
 }
 
 PeerMemory::~PeerMemory() { munmap(mapped_, mapped_bytes_); }

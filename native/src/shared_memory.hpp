@@ -67,9 +67,14 @@ class PeerMemory {
   PeerMemory& operator=(const PeerMemory&) = delete;
 
   const std::byte* data() const { return data_; }
+  // Fills in page tables for some more of what the peer has, in under a millisecond: a page that is first read costs a
+  // fault otherwise (4 us for each 64 KiB, measured). Reads no page that the peer never touched: that would take memory
+  // for it. False once all is done, or where the system cannot.
+  bool touch_some() const;
 
  private:
   void* mapped_;
+  mutable std::size_t touched_bytes_ = 0;
   std::size_t mapped_bytes_;
   const std::byte* data_;
 };

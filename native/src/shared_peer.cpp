@@ -7,13 +7,10 @@
 #include <system_error>
 #include <utility>
 
-#include "move.hpp"
+#include "carry.hpp"
 
 namespace kvlink {
 namespace {
-
-// What is copied, hashed and copied on at a time stays in the nearest caches meanwhile.
-constexpr std::int64_t kCarryBytes = 4 * kLeafBytes;
 
 void add(std::deque<std::shared_ptr<SharedRead>>& reads, std::shared_ptr<SharedRead> read) {
   if (std::find(reads.begin(), reads.end(), read) == reads.end()) reads.push_back(std::move(read));
@@ -45,7 +42,6 @@ void SharedPeer::forget_lane() {
 // The reads are stopped, so that nothing looks at the peer's memory any more: it is unmapped here and now.
 void SharedPeer::on_leaving() {
   forget_lane();
-  owed_.clear();
   undecided_.clear();
   copying_.clear();
   asking_for_.clear();
@@ -54,24 +50,6 @@ void SharedPeer::on_leaving() {
   mapping_.reset();
   for (const auto& region : mapped_) region->memory.reset();
   mapped_.clear();
-}
-
-// --- digests --------------------------------------------------------------------------------------------------------
-
-void SharedPeer::on_want(AttemptId attempt) {
-  heard();
-  if (!owed_.want(core_.exposures, *channel_, name(), attempt)) ++core_.late.wants;
-}
-
-void SharedPeer::on_leaves(AttemptId attempt, std::uint64_t first, std::span<const std::uint64_t> digests) {
-  heard();
-  ActiveRead* read = find(attempt);
-  if (read == nullptr) {
-    ++core_.late.leaves;
-  } else if (auto& shared = static_cast<SharedRead&>(*read); shared.add_theirs(first, digests)) {
-    const auto found = std::find_if(reads_.begin(), reads_.end(), [read](const auto& own) { return own.get() == read; });
-    add(copying_, std::static_pointer_cast<SharedRead>(*found));
-  }
 }
 
 // --- the lane -------------------------------------------------------------------------------------------------------
@@ -177,10 +155,7 @@ SharedPeer::Way SharedPeer::way_of(SharedRead& read) {
     if (!region.mappable || region.refused) {
       read.say("ring", (region.mappable ? "this process could not map" : "the source does not share") +
                            (" region " + std::to_string(number)));
-      if (asking_) return asking_->met() ? Way::ring : Way::unknown;
-      asking_.emplace(*core_.packer);
-      lane_->send({.tell = Tell::want_ring}, {asking_->page_fd()});
-      return Way::unknown;
+      return may_ask() ? Way::ring : Way::unknown;
     }
   }
   for (const std::size_t number : read.source_regions()) {
@@ -192,19 +167,23 @@ SharedPeer::Way SharedPeer::way_of(SharedRead& read) {
     }
     return Way::unknown;
   }
+  if (read.spec().integrity && !may_ask()) return Way::unknown;  // for digests
   read.say("mapped", "the source shares all of the memory that is read");
   return Way::mapped;
 }
 
+bool SharedPeer::may_ask() {
+  if (asking_) return asking_->met();
+  asking_.emplace(*core_.packer);
+  lane_->send({.tell = Tell::want_ring}, {asking_->page_fd()});
+  return false;
+}
+
 void SharedPeer::start(std::shared_ptr<SharedRead> read, Way way) {
   if (read->stopped()) return;
-  if (way == Way::ring) {
-    asking_for_.push_back(std::move(read));
-    return;
-  }
-  read->mapped();
-  if (read->spec().integrity) channel_->want(read->spec().attempt);
-  copying_.push_back(std::move(read));
+  if (way == Way::mapped) read->mapped();
+  auto& reads = way == Way::ring || read->spec().integrity ? asking_for_ : copying_;
+  reads.push_back(std::move(read));
 }
 
 // --- moving ---------------------------------------------------------------------------------------------------------
@@ -228,7 +207,6 @@ void SharedPeer::step_all(Step& step) {
     ask();
   }
   if (!copying_.empty()) copy(step);
-  if (owed_.any()) step.any |= owed_.pay(core_.exposures, *channel_);
 }
 
 void SharedPeer::serve(Step& step) {
@@ -270,36 +248,16 @@ void SharedPeer::copy(Step& step) {
   turns_.asked(stretch->end - stretch->begin);
   step.any = true;
   const ReadSpec& spec = read->spec();
-  std::array<std::uint64_t, kRingSlotLeaves> digests;
-  const auto ours = std::span(digests).first(
-      static_cast<std::size_t>(spec.integrity ? leaf_count(stretch->end - stretch->begin) : 0));
   const Time began = Clock::now();
-  carry(*read, *stretch, ours);
-  read->copied(*stretch, ours, Clock::now() - began);
+  carry(*spec.plan, {.regions = read->sources()}, {.regions = spec.regions}, stretch->begin, stretch->end,
+        {.stores = Stores::streamed});
+  read->landed(*stretch, {}, {}, Clock::now() - began);
   step.over |= read->over();
   if (read->left() > 0) copying_.push_back(std::move(read));
 }
 
-// With integrity by way of memory of our own: the peer may write its memory at any time, and what is hashed must be what
-// arrives.
-void SharedPeer::carry(SharedRead& read, Stretch stretch, std::span<std::uint64_t> digests) {
-  const ReadSpec& spec = read.spec();
-  if (!own_) own_.emplace(kCarryBytes);
-  for (std::int64_t begin = stretch.begin; begin < stretch.end; begin += kCarryBytes) {
-    const std::int64_t end = std::min(begin + kCarryBytes, stretch.end);
-    const std::int64_t next = std::min(end + kCarryBytes, spec.plan->total_bytes());
-    if (digests.empty()) {
-      fetch_ahead(*spec.plan, read.sources(), end, next);
-      move_range(*spec.plan, read.sources(), spec.regions, begin, end, {.past_caches = true});
-      continue;
-    }
-    const auto leaves = static_cast<std::size_t>(leaf_count(end - begin));
-    gather_range(*spec.plan, read.sources(), begin, end, own_->data());
-    fetch_ahead(*spec.plan, read.sources(), end, next);
-    const auto job = core_.packer->scatter({*spec.plan, begin, end, digests.first(leaves)}, own_->data(), spec.regions);
-    while (job->step() != PackJob::Step::done) continue;
-    digests = digests.subspan(leaves);
-  }
+bool SharedPeer::prepare() {
+  return std::any_of(mapped_.begin(), mapped_.end(), [](const auto& region) { return region->memory->touch_some(); });
 }
 
 // --- sleep ----------------------------------------------------------------------------------------------------------

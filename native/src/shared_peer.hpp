@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "owed_digests.hpp"
 #include "peer.hpp"
 #include "shared_lane.hpp"
 #include "shared_read.hpp"
@@ -41,8 +40,8 @@ class SharedPeer final : public Peer {
     bool over = false;  // a read may have ended
   };
   Step step();
-
-  bool busy() const override { return Peer::busy() || owed_.any(); }
+  // When there is nothing else to do: a bounded piece of getting a mapping ready. False if all are.
+  bool prepare();
   // When step() has something to do again that the bandwidth cap has put off.
   Time put_off_until() { return turns_.put_off_until(); }
 
@@ -58,8 +57,6 @@ class SharedPeer final : public Peer {
   void begin(ActiveRead& read) override;
   void ended(ActiveRead& read) override;
   void on_leaving() override;
-  void on_want(AttemptId attempt) override;
-  void on_leaves(AttemptId attempt, std::uint64_t first, std::span<const std::uint64_t> digests) override;
 
   void on(const Telling& telling);
   void give_region(std::uint32_t region);
@@ -69,30 +66,28 @@ class SharedPeer final : public Peer {
 
   enum class Way { unknown, mapped, ring };
   Way way_of(SharedRead& read);
+  bool may_ask();
   void decide();
   void start(std::shared_ptr<SharedRead> read, Way way);
 
   void step_all(Step& step);
   void serve(Step& step);
   void land(Step& step);
-  void carry(SharedRead& read, Stretch stretch, std::span<std::uint64_t> digests);
   void ask();
   void copy(Step& step);
   void forget_lane();
 
   SharedCore& core_;
   std::unique_ptr<SharedLane> lane_;
-  OwedDigests owed_;
   Turns turns_;
   std::deque<std::shared_ptr<SharedRead>> undecided_;
-  std::deque<std::shared_ptr<SharedRead>> copying_;  // mapped reads with something left to copy
-  std::deque<std::shared_ptr<SharedRead>> asking_for_;  // ring reads with something left to ask for
+  std::deque<std::shared_ptr<SharedRead>> copying_;  // reads with something left to copy that nothing is asked for
+  std::deque<std::shared_ptr<SharedRead>> asking_for_;  // with something left to ask for: bytes, or their digests
   std::vector<std::shared_ptr<const SharedRegion>> mapped_;
   std::shared_ptr<const SharedRegion> mapping_;  // asked for; one at a time
   std::uint32_t mapping_number_ = 0;
   std::optional<RingAsking> asking_;
   std::optional<RingServing> serving_;
-  std::optional<HugeMemory> own_;  // where mapped bytes are taken before they are hashed
 };
 
 }  // namespace kvlink

@@ -41,36 +41,4 @@ Completion SharedRead::completion() const {
   return end;
 }
 
-bool SharedRead::copied(Stretch stretch, std::span<const std::uint64_t> ours, Duration took) {
-  if (ours.empty()) return landed(stretch, {}, {}, took);
-  auto& entry = unjudged_.emplace_back(Copied{stretch, {}});
-  std::copy(ours.begin(), ours.end(), entry.digests.begin());
-  return judge();
-}
-
-bool SharedRead::add_theirs(std::uint64_t first, std::span<const std::uint64_t> digests) {
-  if (!spec_.integrity || first != theirs_.size() || digests.size() > ours_.size() - theirs_.size()) {
-    throw ProtocolViolation("leaves " + std::to_string(first) + " to " + std::to_string(first + digests.size()) +
-                            " of attempt " + std::to_string(spec_.attempt) + ", which has " +
-                            std::to_string(ours_.size()) + " and is at " + std::to_string(theirs_.size()));
-  }
-  theirs_.insert(theirs_.end(), digests.begin(), digests.end());
-  return judge();
-}
-
-bool SharedRead::judge() {
-  bool again = false;
-  const auto known = [this](const Copied& copied) {
-    return leaf_count(copied.stretch.end) <= static_cast<std::int64_t>(theirs_.size());
-  };
-  while (!unjudged_.empty() && known(unjudged_.front()) && !stopped()) {
-    const Copied copied = unjudged_.front();
-    unjudged_.pop_front();
-    const auto leaves = static_cast<std::size_t>(leaf_count(copied.stretch.end - copied.stretch.begin));
-    const auto first = static_cast<std::size_t>(copied.stretch.begin / kLeafBytes);
-    again |= landed(copied.stretch, std::span(theirs_).subspan(first, leaves), std::span(copied.digests).first(leaves), {});
-  }
-  return again;
-}
-
 }  // namespace kvlink

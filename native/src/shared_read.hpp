@@ -1,9 +1,7 @@
 // Target side on one host: one read, and which of the two ways its bytes come.
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <span>
 #include <string>
@@ -41,10 +39,8 @@ class SharedRead final : public AskedRead {
 
   // Mapped: where the peer's bytes lie, by region number; once all that is needed is mapped.
   void mapped();
+  bool is_mapped() const { return !sources_.empty(); }
   std::span<const std::byte* const> sources() const { return sources_; }
-  // A stretch has been copied, and is these digests, if any. It has landed once the source's digests agree.
-  // True if there is more to take() again.
-  bool copied(Stretch stretch, std::span<const std::uint64_t> ours, Duration took);
   // How its bytes come, and why: for its completion.
   void say(const char* path, std::string reason) {
     path_ = path;
@@ -52,22 +48,10 @@ class SharedRead final : public AskedRead {
   }
   Completion completion() const override;
 
-  // Digests from the source, in order. Throws ProtocolViolation on leaves that the plan does not have. True as above.
-  bool add_theirs(std::uint64_t first, std::span<const std::uint64_t> digests);
-
  private:
-  struct Copied {
-    Stretch stretch;
-    std::array<std::uint64_t, kRingSlotLeaves> digests;
-  };
-
-  bool judge();
-
   const std::shared_ptr<const RemoteRegions> from_;
   std::vector<std::size_t> needed_;
   std::vector<const std::byte*> sources_;
-  std::vector<std::uint64_t> theirs_;
-  std::deque<Copied> unjudged_;
   const char* path_ = "";
   std::string path_reason_;
 };

@@ -1,11 +1,12 @@
 #include "shared_ring.hpp"
 
 #include <sched.h>
-#include <string.h>
 
 #include <exception>
 #include <new>
 #include <utility>
+
+#include "carry.hpp"
 
 namespace kvlink {
 namespace {
@@ -47,7 +48,6 @@ bool WordPair::peer_is_on_this_cpu() const {
 RingAsking::RingAsking(Packer& packer)
     : packer_(packer),
       page_("kvlink-asks", sizeof(AskPage)),
-      own_(kRingSlotBytes),
       words_(make_in<AskPage>(page_).words) {}
 
 RingAsking::~RingAsking() {
@@ -68,7 +68,8 @@ void RingAsking::ask(std::shared_ptr<SharedRead> read, Stretch stretch) {
   entry.attempt.store(read->spec().attempt, std::memory_order_relaxed);
   entry.begin.store(stretch.begin, std::memory_order_relaxed);
   entry.end.store(stretch.end, std::memory_order_relaxed);
-  entry.digests.store(read->spec().integrity ? 1 : 0, std::memory_order_relaxed);
+  const Want want = read->is_mapped() ? Want::digests : read->spec().integrity ? Want::both : Want::bytes;
+  entry.want.store(static_cast<std::uint32_t>(want), std::memory_order_relaxed);
   slots_[asked_ % kRingSlots] = {std::move(read), stretch};
   ++asked_;
 }
@@ -81,13 +82,32 @@ RingStep RingAsking::step() {
   if (!landing_ && !begin(slot, landed_ % kRingSlots)) return finish();
   const Time began = Clock::now();
   try {
-    const auto step = landing_->job->step();
+    const bool ran = bring_in(slot, landed_ % kRingSlots);
     landing_->took += Clock::now() - began;
-    if (step != PackJob::Step::done) return {.ran = step == PackJob::Step::ran};
+    if (landing_->job) return {.ran = ran};
   } catch (const std::exception& error) {
     slot.read->stop(Outcome::failed, error.what());
   }
   return finish();
+}
+
+// False if a device is at work. The digests are of what was written, whatever the peer does to its memory meanwhile.
+bool RingAsking::bring_in(const Slot& slot, std::size_t index) {
+  const ReadSpec& spec = slot.read->spec();
+  const auto [begin, end] = slot.stretch;
+  const auto ours = std::span(landing_->ours).first(landing_->leaves);
+  if (slot.read->is_mapped()) {
+    carry_and_digest(*spec.plan, {.regions = slot.read->sources()}, {.regions = spec.regions}, begin, end, ours,
+                     {.stores = Stores::streamed});
+    return true;
+  }
+  if (!landing_->job) {
+    const std::byte* packed = ring_->data() + index * static_cast<std::size_t>(kRingSlotBytes);
+    landing_->job = packer_.scatter({*spec.plan, begin, end, ours}, packed, spec.regions);
+  }
+  const auto step = landing_->job->step();
+  if (step == PackJob::Step::done) landing_->job.reset();
+  return step != PackJob::Step::waiting;
 }
 
 // False if nothing of the slot is to land. Each word of the answer is read once.
@@ -104,11 +124,6 @@ bool RingAsking::begin(const Slot& slot, std::size_t index) {
   for (std::size_t i = 0; i < landing_->leaves; ++i) {
     landing_->theirs[i] = answer.digests[i].load(std::memory_order_relaxed);
   }
-  const std::byte* packed = ring_->data() + index * static_cast<std::size_t>(kRingSlotBytes);
-  if (spec.integrity) packed = static_cast<std::byte*>(memcpy(own_.data(), packed, static_cast<std::size_t>(bytes)));
-  landing_->job = packer_.scatter({*spec.plan, slot.stretch.begin, slot.stretch.end,
-                                   std::span(landing_->ours).first(landing_->leaves)},
-                                  packed, spec.regions);
   return true;
 }
 
@@ -147,16 +162,21 @@ RingStep RingServing::step() {
   if (asked == 0) return {};
   if (!work_) begin();
   Work& work = *work_;
-  if (!work.job) {
+  if (!work.exposure) {
     if (const auto reason = open(work)) return answer(static_cast<std::uint32_t>(*reason));
   }
-  try {
-    const auto step = work.job->step();
-    if (step != PackJob::Step::done) return {.ran = step == PackJob::Step::ran};
-  } catch (const std::exception&) {
-    return answer(static_cast<std::uint32_t>(FailReason::withdrawn));  // what the device left is nobody's
+  if (work.job) {
+    try {
+      const auto step = work.job->step();
+      if (step != PackJob::Step::done) return {.ran = step == PackJob::Step::ran};
+    } catch (const std::exception&) {
+      return answer(static_cast<std::uint32_t>(FailReason::withdrawn));  // what the device left is nobody's
+    }
+  } else {
+    const ExposureSpec& spec = Exposures::spec_of(*work.exposure);
+    digest_range(*spec.plan, spec.regions, work.begin, work.end, work.leaves());
   }
-  if (work.digested) {
+  if (wants(work.want, Want::digests)) {
     exposures_.record(*work.exposure, static_cast<std::size_t>(work.begin / kLeafBytes), work.leaves());
   }
   return answer(0);
@@ -164,13 +184,13 @@ RingStep RingServing::step() {
 
 void RingServing::begin() {
   const AskEntry& ask = page_in<AskPage>(asks_).asks[slot()];
-  const auto digests = ask.digests.load(std::memory_order_relaxed);
+  const auto want = ask.want.load(std::memory_order_relaxed);
   work_.emplace(Work{.attempt = ask.attempt.load(std::memory_order_relaxed),
                      .begin = ask.begin.load(std::memory_order_relaxed),
                      .end = ask.end.load(std::memory_order_relaxed),
-                     .digested = digests == 1});
+                     .want = static_cast<Want>(want)});
   const Work& work = *work_;
-  if (digests > 1 || work.begin < 0 || work.begin % kLeafBytes != 0 || work.begin >= work.end ||
+  if (want < 1 || want > 3 || work.begin < 0 || work.begin % kLeafBytes != 0 || work.begin >= work.end ||
       work.end > kMaxTransferBytes || work.end - work.begin > kRingSlotBytes) {
     throw ProtocolViolation("ask for bytes " + std::to_string(work.begin) + " to " + std::to_string(work.end));
   }
@@ -190,6 +210,7 @@ std::optional<FailReason> RingServing::open(Work& work) {
   work.exposure = std::move(found.exposure);
   work.look = exposures_.look(*work.exposure, now);
   if (!work.look) return work.look.reason;
+  if (!wants(work.want, Want::bytes)) return std::nullopt;
   work.job = packer_.gather({*spec.plan, work.begin, work.end, work.leaves()}, spec.regions,
                             ring_.data() + slot() * static_cast<std::size_t>(kRingSlotBytes));
   return std::nullopt;

@@ -1,5 +1,6 @@
-// Payload between two ends on one host where the source's memory cannot be mapped: the source gathers into slots of a
-// ring, the target scatters from them. The target decides what goes into which slot, and when a slot is free.
+// What two ends on one host ask of each other, slot by slot. Where the source's memory cannot be mapped, it gathers into
+// the slots of a ring, and the target scatters from them; where it is mapped, the target copies it itself, and the source
+// answers with digests alone. The target decides what goes into which slot, and when a slot is free.
 #pragma once
 
 #include <array>
@@ -15,7 +16,6 @@
 #include "shared_memory.hpp"
 #include "shared_read.hpp"
 #include "shared_wire.hpp"
-#include "staging.hpp"
 
 namespace kvlink {
 
@@ -69,7 +69,7 @@ class RingAsking {
   bool publish() { return words_.publish(asked_); }
 
   bool answered() const { return words_.met() && words_.published_by_peer() != landed_; }
-  // Scatters some of the next slot that is answered. Throws ProtocolViolation on answers to nothing.
+  // Brings in some of the next slot that is answered. Throws ProtocolViolation on answers to nothing.
   RingStep step();
 
   WordPair& words() { return words_; }
@@ -79,21 +79,21 @@ class RingAsking {
     std::shared_ptr<SharedRead> read;
     Stretch stretch;
   };
-  // The slot that is being scattered; its read was entered.
+  // The slot whose bytes are being brought in; its read was entered.
   struct Landing {
     std::array<std::uint64_t, kRingSlotLeaves> theirs;
     std::array<std::uint64_t, kRingSlotLeaves> ours;
     std::size_t leaves;
-    std::unique_ptr<PackJob> job;
+    std::unique_ptr<PackJob> job;  // none: its bytes are in place
     Duration took{};
   };
 
   bool begin(const Slot& slot, std::size_t index);
+  bool bring_in(const Slot& slot, std::size_t index);
   RingStep finish();
 
   Packer& packer_;
   SharedMemory page_;
-  HugeMemory own_;  // with integrity, a slot's bytes are taken here first: nobody else writes what is hashed
   std::unique_ptr<const PeerMemory> answers_;
   std::unique_ptr<const PeerMemory> ring_;
   WordPair words_;
@@ -113,7 +113,7 @@ class RingServing {
   int ring_fd() const { return ring_.fd(); }
 
   bool asked() const { return words_.published_by_peer() != served_; }
-  // Gathers some of what the next ask wants: what is exposed to the peer, inside that plan, and under its lease. Throws
+  // Does some of what the next ask wants: what is exposed to the peer, inside that plan, and under its lease. Throws
   // ProtocolViolation on what cannot be an ask, and on an ask for what the plan does not have.
   RingStep step();
 
@@ -125,14 +125,14 @@ class RingServing {
     AttemptId attempt;
     std::int64_t begin;
     std::int64_t end;
-    bool digested;
+    Want want;
     std::array<std::uint64_t, kRingSlotLeaves> digests{};
     std::shared_ptr<Exposure> exposure = nullptr;
     Exposures::Look look = {};
     std::unique_ptr<PackJob> job = nullptr;
 
     std::span<std::uint64_t> leaves() {
-      return std::span(digests).first(digested ? static_cast<std::size_t>(leaf_count(end - begin)) : 0);
+      return std::span(digests).first(wants(want, Want::digests) ? static_cast<std::size_t>(leaf_count(end - begin)) : 0);
     }
   };
 

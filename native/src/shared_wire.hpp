@@ -48,11 +48,18 @@ struct Words {
   alignas(64) std::atomic<std::uint32_t> asleep{0};  // 1: ring the bell after publishing
 };
 
+// What of a stretch is asked for: where the target has mapped the bytes themselves, only what they should be.
+enum class Want : std::uint32_t { bytes = 1, digests = 2, both = 3 };
+
+constexpr bool wants(Want want, Want part) {
+  return (static_cast<std::uint32_t>(want) & static_cast<std::uint32_t>(part)) != 0;
+}
+
 struct AskEntry {
   alignas(64) std::atomic<AttemptId> attempt{0};
   std::atomic<std::int64_t> begin{0};    // whole leaves
   std::atomic<std::int64_t> end{0};      // whole leaves, or the plan's end; a slot's worth at most
-  std::atomic<std::uint32_t> digests{0};  // 0 or 1
+  std::atomic<std::uint32_t> want{0};    // a Want
 };
 
 struct AnswerEntry {

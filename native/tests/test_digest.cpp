@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "check.hpp"
+#include "hash_kernel.hpp"
 #include "random_plans.hpp"
 
 using namespace kvlink;
@@ -68,6 +69,20 @@ void variants_agree_at_every_length() {
   }
 }
 
+void a_leaf_is_hashed_block_by_block() {
+  Random random(2);
+  const auto memory = random_memory(random, kLeafBytes);
+  const auto expected = hash_variants().back().xxh3_64(memory.get(), kLeafBytes);
+  for (const HashVariant& variant : hash_variants()) {
+    alignas(64) std::uint64_t state[8];
+    std::uint64_t digest = 0;
+    for (int block = 0; block < kLeafHashBlocks; ++block) {
+      digest = variant.leaf_block(state, block, memory.get() + block * kHashBlockBytes);
+    }
+    CHECK(digest == expected);
+  }
+}
+
 void roots_are_frozen() {
   CHECK(digest_root({}) == 0x2d06800538d394c2u);
   const std::uint64_t one[] = {0xdd02fbe6d2c66464u};
@@ -78,6 +93,7 @@ void roots_are_frozen() {
 
 int main() {
   variants_agree_at_every_length();
+  a_leaf_is_hashed_block_by_block();
   roots_are_frozen();
   leaves_are_those_of_the_gathered_bytes();
 }

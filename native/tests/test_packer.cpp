@@ -2,9 +2,11 @@
 // the wire's bytes and digests, and what is scattered is what a move writes.
 #include "packer.hpp"
 
+#include <utility>
+
+#include "carry.hpp"
 #include "check.hpp"
 #include "digest.hpp"
-#include "move.hpp"
 #include "moved.hpp"
 #include "staging.hpp"
 
@@ -53,6 +55,8 @@ void packed_and_unpacked_is_moved() {
       finish(*packer.gather({plan, begin, end, theirs}, sources, slot));
       CHECK(std::memcmp(slot, wire.data() + begin, static_cast<std::size_t>(end - begin)) == 0);
       CHECK(std::equal(theirs.begin(), theirs.end(), digests.begin() + begin / kLeafBytes));
+      digest_range(plan, sources, begin, end, ours);
+      CHECK(std::exchange(ours, std::vector<std::uint64_t>(theirs.size())) == theirs);
       finish(*packer.scatter({plan, begin, end, pick(rng, 0, 1) ? std::span(ours) : std::span<std::uint64_t>()}, slot,
                              targets));
       CHECK(ours == theirs || ours.front() == 0);
@@ -71,7 +75,7 @@ void a_plan_that_cuts_elements_is_not_scattered() {
   CHECK(!plan.cuts_no_element());
   std::byte packed[9] = {}, target[5] = {};
   std::byte* const targets[] = {target};
-  CHECK_REFUSED(scatter_range(plan, packed, targets, 0, 9));
+  CHECK_REFUSED(carry(plan, {.packed = packed}, {.regions = targets}, 0, 9));
   CHECK(Plan({numbers, bytes}).cuts_no_element());
 }
 
