@@ -33,7 +33,8 @@ void fetch_lines(const std::byte* data, std::int64_t bytes) {
 class Scout {
  public:
   Scout(const Plan& plan, const Place<const std::byte>& from, std::int64_t begin)
-      : from_(from), cursor_(plan, std::min(begin + kAheadBytes, plan.total_bytes()), plan.total_bytes(), Walk::source) {}
+      : from_(from),
+        cursor_(plan, std::min(begin + kAheadBytes, plan.total_bytes()), plan.total_bytes(), Walk::source) {}
   Scout(const Scout&) = delete;
   Scout& operator=(const Scout&) = delete;
 
@@ -189,9 +190,10 @@ class Carrier {
   // In pieces: as many whole rows as there is room for, or a part of one.
   template <typename AnyScout, typename Each>
   void move_rows(const Rows& rows, char* target, const char* source, AnyScout& scout, Each& each) const {
-    const MoveRows move = options_.stores == Stores::strings
-                              ? rows_.strings
-                              : (options_.stores == Stores::streamed ? rows_.stream : rows_.copy)[each.kept() != nullptr];
+    const bool keep = each.kept() != nullptr;
+    const MoveRows move = options_.stores == Stores::strings    ? rows_.strings
+                          : options_.stores == Stores::streamed ? rows_.stream[keep]
+                                                                : rows_.copy[keep];
     const RowStrides strides{rows.source_stride, rows.target_stride};
     std::int64_t inside = 0;  // the row
     for (std::int64_t row = 0; row < rows.count;) {

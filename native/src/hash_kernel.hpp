@@ -11,8 +11,8 @@ inline constexpr int64_t kHashBlockBytes = 1024;
 inline constexpr int kLeafHashBlocks = 16;
 
 uint64_t xxh3_64_baseline(const void* data, size_t bytes);
-// Takes in block `number` of a whole leaf, in order from 0; the last returns the leaf's digest. `state` is 8 words, aligned
-// to 64 bytes, which the first block sets.
+// Takes in block `number` of a whole leaf, in order from 0; the last returns the leaf's digest. `state` is 8 words,
+// aligned to 64 bytes, which the first block sets.
 uint64_t leaf_block_baseline(uint64_t* state, int number, const void* data);
 #if defined(__x86_64__)
 uint64_t xxh3_64_avx2(const void* data, size_t bytes);

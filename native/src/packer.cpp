@@ -42,7 +42,8 @@ std::unique_ptr<PackJob> HostPacker::gather(const PackRange& range, std::span<co
                                             std::byte* slot) {
   const Stores stores = has_runs_of(range.plan, kStringRowBytes) ? Stores::strings : Stores::streamed;
   return std::make_unique<HostJob>(range, Place<const std::byte>{.regions = regions},
-                                   Place<std::byte>{.packed = slot, .begin = range.begin}, CarryOptions{.stores = stores});
+                                   Place<std::byte>{.packed = slot, .begin = range.begin},
+                                   CarryOptions{.stores = stores});
 }
 
 std::unique_ptr<PackJob> HostPacker::scatter(const PackRange& range, const std::byte* slot,

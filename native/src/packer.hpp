@@ -44,8 +44,8 @@ class Packer {
   // read within step(), and between a step() that was `waiting` and the job's end.
   virtual std::unique_ptr<PackJob> gather(const PackRange& range, std::span<const std::byte* const> regions,
                                           std::byte* slot) = 0;
-  // The reverse: from `slot` into the target's regions, converting where the plan does. The digests are of the bytes that
-  // were scattered, as they were in the slot, whoever writes it meanwhile. Requires Plan::cuts_no_element().
+  // The reverse: from `slot` into the target's regions, converting where the plan does. The digests are of the bytes
+  // that were scattered, as they were in the slot, whoever writes it meanwhile. Requires Plan::cuts_no_element().
   virtual std::unique_ptr<PackJob> scatter(const PackRange& range, const std::byte* slot,
                                            std::span<std::byte* const> regions) = 0;
 

@@ -11,8 +11,8 @@ struct RowStrides {
   int64_t target;
 };
 
-// `count` rows of `bytes` each, any alignment. Variants that keep put what they read to `kept` as well, packed: the two are
-// equal whoever writes the source meanwhile.
+// `count` rows of `bytes` each, any alignment. Variants that keep put what they read to `kept` as well, packed: the two
+// are equal whoever writes the source meanwhile.
 using MoveRows = void (*)(char* target, char* kept, const char* source, int64_t count, RowStrides strides,
                           int64_t bytes);
 

@@ -1,6 +1,6 @@
-// What two ends on one host ask of each other, slot by slot. Where the source's memory cannot be mapped, it gathers into
-// the slots of a ring, and the target scatters from them; where it is mapped, the target copies it itself, and the source
-// answers with digests alone. The target decides what goes into which slot, and when a slot is free.
+// What two ends on one host ask of each other, slot by slot. Where the source's memory cannot be mapped, it gathers
+// into the slots of a ring, and the target scatters from them; where it is mapped, the target copies it itself, and the
+// source answers with digests alone. The target decides what goes into which slot, and when a slot is free.
 #pragma once
 
 #include <array>
@@ -132,7 +132,8 @@ class RingServing {
     std::unique_ptr<PackJob> job = nullptr;
 
     std::span<std::uint64_t> leaves() {
-      return std::span(digests).first(wants(want, Want::digests) ? static_cast<std::size_t>(leaf_count(end - begin)) : 0);
+      const auto count = static_cast<std::size_t>(leaf_count(end - begin));
+      return std::span(digests).first(wants(want, Want::digests) ? count : 0);
     }
   };
 
