@@ -51,8 +51,8 @@ struct CarryOptions {
 };
 
 // Carries wire bytes [begin, end). The caller has checked the plan's bounds, that no run overlaps its own target, and
-// that not both sides are packed. What goes from regions to a packed place is the wire's, converted or not; what comes from
-// one must cut no element that is converted (Plan::cuts_no_element).
+// that not both sides are packed. What goes from regions to a packed place is the wire's, converted or not; what comes
+// from one must cut no element that is converted (Plan::cuts_no_element).
 // Throws std::invalid_argument on a range outside the plan, before a byte is moved.
 void carry(const Plan& plan, const Place<const std::byte>& from, const Place<std::byte>& to, std::int64_t begin,
            std::int64_t end, const CarryOptions& options = {});
