@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from geometries import rank_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvlink.link import choice
 from kvlink.link.choice import Candidate, choose
 from kvlink.plan import (
     DIRECT,
@@ -157,3 +159,13 @@ def test_what_cannot_be_measured_stays_typical():
 def test_a_machine_that_is_busy_is_not_measured_to_the_end():
     speeds = calibration._measure(None, until=0.0)
     assert speeds == replace(TYPICAL, cpus=speeds.cpus, measured=True)
+
+
+def test_a_peers_cache_is_not_searched_for_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spec of thousands of planes that overlap would keep the loop for hours, before anything is asked."""
+    source, target = rank_spec(), rank_spec()
+    searched = []
+    monkeypatch.setattr(choice, "alias_classes", lambda spec: searched.append(spec) or (0,) * len(spec.groups))
+    assert choice.shape_of_pair(source, target).total_bytes > 0
+    assert len(searched) == 1
+    assert searched[0] is target

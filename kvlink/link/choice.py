@@ -85,11 +85,14 @@ def shape_of_pair(source: CacheSpec, target: CacheSpec) -> Shape:
     It is scaled to `limits.NOMINAL_TRANSFER_BYTES`. Where none can be made without a request, it is `USUAL_SHAPE`.
     """
     leg = tuple(_in_common(share_of(source), share_of(target)))
-    tokens = min(limits.NOMINAL_TOKENS, _capacity(source), _capacity(target))
+    # Which groups share memory is only asked of ours: what is read may repeat, and a peer's spec may make it long work.
+    apart, owners = tuple(range(len(source.groups))), alias_classes(target)
+    tokens = min(limits.NOMINAL_TOKENS, _capacity(source, apart), _capacity(target, owners))
     try:
         starts = [max(0, tokens - (group.window or tokens)) for group in source.groups]
         planner = LegPlanner(source, target, leg)
-        plan = planner.plan(_blocks(source, tokens), _blocks(target, tokens), first_token=starts, tokens=tokens)
+        blocks = _blocks(source, apart, tokens), _blocks(target, owners, tokens)
+        plan = planner.plan(*blocks, first_token=starts, tokens=tokens)
     except KVLinkError:
         return USUAL_SHAPE
     if plan.total_bytes == 0:
@@ -137,8 +140,7 @@ def _in_common(source: RankShare, target: RankShare) -> list[GroupShare]:
     return shares
 
 
-def _capacity(spec: CacheSpec) -> int:
-    owners = alias_classes(spec)
+def _capacity(spec: CacheSpec, owners: Sequence[int]) -> int:
     return min(
         (
             group.num_blocks // (2 * owners.count(owner)) * group.block_size
@@ -149,11 +151,11 @@ def _capacity(spec: CacheSpec) -> int:
     )
 
 
-def _blocks(spec: CacheSpec, tokens: int) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+def _blocks(spec: CacheSpec, owners: Sequence[int], tokens: int) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
     """Every other block, so that none touch; none shared by groups that share memory."""
     used: dict[int, int] = {}
     lists = []
-    for group, owner in zip(spec.groups, alias_classes(spec), strict=True):
+    for group, owner in zip(spec.groups, owners, strict=True):
         first = used.get(owner, 0)
         count = 1 if group.indexed_by is IndexedBy.ENTRY else -(-tokens // group.block_size)
         used[owner] = first + 2 * count
