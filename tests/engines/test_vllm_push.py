@@ -6,6 +6,8 @@ A load that fails is computed by the decode engine, as its policy says; where it
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,21 @@ from relay import Relay
 from servers import free_port
 
 pytestmark = NEEDS_VLLM
+if not NEEDS_VLLM[0].args[0]:
+    from vllm.config import ParallelConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1 import base
+    from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    from kvlink.adapters.vllm import KVLinkConnector
+
+HOOKS = {
+    "handle_preemptions": ["self", "kv_connector_metadata"],
+    "save_kv_layer": ["self", "layer_name", "kv_layer", "attn_metadata", "kwargs"],
+    "wait_for_save": ["self"],
+    "has_pending_push_work": ["self"],
+    "requires_piecewise_for_cudagraph": ["extra_config"],
+}
 
 PUSH_FIELD = "kvlink_push"
 LONG = 1500
@@ -109,6 +126,22 @@ def lab(model: Callable[[str], Path], logs: Path) -> Iterator[Lab]:
         made = Lab(source, target, relay)
         made.learn()
         yield made
+
+
+def test_what_a_push_relies_on_in_vllm_is_there() -> None:
+    """Where another version differs, this says in what. A preemption is told before anything of its step is written."""
+    assert set(HOOKS) <= set(vars(KVLinkConnector))
+    for hook, parameters in HOOKS.items():
+        for cls in (base.KVConnectorBase_V1, KVLinkConnector):
+            assert list(inspect.signature(getattr(cls, hook)).parameters) == parameters, hook
+    fields = {field.name for field in dataclasses.fields(SchedulerOutput)}
+    assert {"num_scheduled_tokens", "preempted_req_ids", "kv_connector_block_state"} <= fields
+    assert callable(KVConnectorBlockState.get_block_ids)
+    assert hasattr(ParallelConfig, "use_ubatching")
+    step = inspect.getsource(GPUModelRunner.execute_model)
+    assert step.index("handle_preemptions(") < step.index("_update_states(")
+    assert KVLinkConnector.requires_piecewise_for_cudagraph({"flow": "push"})
+    assert not KVLinkConnector.requires_piecewise_for_cudagraph({})
 
 
 def test_prompts_of_all_lengths_are_pushed_at_once(lab: Lab) -> None:
