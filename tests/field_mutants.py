@@ -509,10 +509,10 @@ MUTANTS = (
     ),
     Mutant(
         "I3",
-        "short runs are got one by one",
+        "a run costs nothing, however short",
         "plan/path.py",
-        "    long_runs = run_bytes >= limits.DIRECT_RUN_BYTES",
-        "    long_runs = run_bytes >= 1",
+        "shape.total_bytes * self.byte_seconds + shape.runs * self.run_seconds",
+        "shape.total_bytes * self.byte_seconds",
         "test_packed.py::test_a_reads_path_is_by_its_plan_unless_it_is_set",
     ),
     # --- J: ports, versions, metrics ----------------------------------------------------------------------------------
