@@ -15,9 +15,19 @@ from test_link_hybrid import assert_pools, drawn, expected_pools, has_window, op
 
 from kvlink import State, Ticket
 from kvlink.cli.bench.content import Prompt
-from kvlink.errors import ClosedError, ExpiredError, KVLinkError, LayoutError, TransportError
+from kvlink.errors import (
+    ClosedError,
+    ConflictError,
+    ExpiredError,
+    KVLinkError,
+    LayoutError,
+    MismatchError,
+    TransportError,
+)
+from kvlink.layout import Frontier
 from kvlink.transports.faults import FailRead
 from kvlink.transports.loopback_fabric import LoopbackFabric
+from kvlink.wire import Advance
 
 TOKENS = 150
 PROMPT = Prompt(seed=5, tokens=TOKENS)
@@ -267,3 +277,31 @@ async def test_what_an_engine_may_not_say_is_refused_and_changes_nothing() -> No
             push.given.ready(tokens=TOKENS)
         await push.taken.wait()
         target.assert_holds(PROMPT, push.into)
+
+
+WORDS = {
+    "backwards": {"frontier": Frontier.whole(8)},
+    "past the room": {"frontier": Frontier.whole(TOKENS + 1)},
+    "blocks of other groups": {"blocks": ((), ())},
+    "blocks outside of the cache": {"blocks": ((4096,),)},
+    "bytes counted otherwise": {"total_bytes": 1},
+    "a seal of something else": {"sealed": "of something else"},
+}
+
+
+@pytest.mark.parametrize("changed", WORDS.values(), ids=WORDS)
+async def test_a_source_that_makes_up_an_increment_has_nothing_read_and_nothing_installed(changed) -> None:
+    """Whatever a source says of its next increment, its target ends the part with a typed error, and frees it."""
+    fabric = LoopbackFabric(seed=1)
+    async with source_engine(fabric) as source, target_engine(fabric) as target:
+        push = Push(source, target)
+        moved = await push.some(64)
+        half = target.links[0]._driver.target
+        (attempt,) = half._of_attempt
+        told = {"frontier": Frontier.whole(100), "blocks": ((5, 6, 7),), "total_bytes": 0, "sealed": None} | changed
+        half._on_message(half.sessions.get(str(source.roster.place(0))), Advance(attempt=attempt, number=2, **told))
+        with pytest.raises(KVLinkError) as ended:
+            await push.taken.wait()
+        assert isinstance(ended.value, LayoutError | MismatchError | ConflictError)
+        assert push.moved() == moved
+        target.assert_no_block_out()
