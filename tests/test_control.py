@@ -21,6 +21,7 @@ from kvlink.errors import (
     AuthenticationError,
     ClosedError,
     FrameError,
+    KVLinkError,
     LayoutError,
     PeerLostError,
     PeerUnreachableError,
@@ -33,7 +34,7 @@ from kvlink.link.control import connect
 from kvlink.link.handshake import DialerHandshake, ListenerHandshake
 from kvlink.link.listener import Listener
 from kvlink.link.sockets import dial
-from kvlink.wire import Ack, Address, Expect, Goodbye, Installed, TransportCard, WireKey
+from kvlink.wire import Ack, Address, Commit, Expect, Goodbye, Installed, TransportCard, WireKey
 from kvlink.wire.opening import Purpose
 
 # A socket or transport that was not closed is an error here, not a warning.
@@ -220,6 +221,50 @@ async def test_a_cancelled_receive_loses_no_message():
                 assert (await waiting).attempt == attempt
                 continue
             assert (await accepted.receive()).attempt == attempt
+
+
+async def test_who_listens_hears_what_came_before_then_each_message_and_the_end_once():
+    async with serving() as served:
+        dialled, accepted = await served.pair()
+        heard: list[int] = []
+        ends: list[KVLinkError] = []
+        dialled.send(Commit(attempt=1, ttl_seconds=1.0, root=None))
+        await soon(lambda: len(accepted._inbox) == 1)
+        accepted.listen(lambda message: heard.append(message.attempt), ends.append)
+        assert heard == [1]
+        for attempt in range(2, 200):
+            dialled.send(Commit(attempt=attempt, ttl_seconds=1.0, root=None))
+        dialled.close()
+        await soon(lambda: bool(ends))
+        assert heard == list(range(1, 200))
+        await asyncio.sleep(0.01)
+        assert [type(error) for error in ends] == [PeerLostError]
+
+
+async def test_a_listener_that_fails_ends_its_connection_and_no_other(caplog):
+    async with serving() as served:
+        dialled, accepted = await served.pair()
+        ends: list[KVLinkError] = []
+        accepted.listen(lambda _message: {}["no such key"], ends.append)
+        dialled.send(Commit(attempt=1, ttl_seconds=1.0, root=None))
+        with pytest.raises(PeerLostError):
+            await asyncio.wait_for(dialled.receive(), 5)
+        assert [type(error) for error in ends] == [ClosedError]
+        assert "failed inside" in caplog.text
+
+
+async def test_what_nobody_waits_for_leaves_behind_what_somebody_does_or_alone_a_little_later():
+    async with serving() as served:
+        dialled, accepted = await served.pair()
+        dialled.send(Ack(attempt=1))
+        dialled.send(Commit(attempt=2, ttl_seconds=1.0, root=None))
+        assert [(await asyncio.wait_for(accepted.receive(), 5)).attempt for _ in range(2)] == [2, 1]
+        dialled.send(Installed(attempt=3))
+        assert dialled._frames.unsent_bytes > 0
+        assert (await asyncio.wait_for(accepted.receive(), 5)).attempt == 3
+        dialled.send(Ack(attempt=4))
+        dialled.close()
+        assert (await asyncio.wait_for(accepted.receive(), 5)).attempt == 4, "a close sends what is left"
 
 
 async def test_a_message_that_cannot_be_encoded_leaves_the_connection_as_it_was():

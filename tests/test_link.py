@@ -364,7 +364,7 @@ async def test_uncovered_slots_of_a_push_are_zeroed_if_asked(streamed: bool) -> 
         part = source.links[0].announce("i:p5", ttl_seconds=10)
         if streamed:
             part.ready(blocks=(blocks_for(source),), tokens=40)
-            await until(lambda: expected.state is State.MOVING)
+            await until(lambda: target.links[0].stats().counters["bytes_moved"] > 0)
         part.ready(blocks=(blocks_for(source),), tokens=PROMPT.tokens)
         part.seal()
         result = await expected.wait()
