@@ -20,7 +20,8 @@ def test_kvlink_takes_part_and_absent_peers_are_named():
     record = json.loads(run.stdout)
     (size,) = record["sizes"]
     assert size["payload_bytes"] == 4 << 20
-    assert set(size["results"]) == {"kvlink stream-off", "kvlink stream-on"}
+    assert set(size["results"]) == {"kvlink stream-off", "kvlink stream-on", "limit socket"}
+    assert set(size["ratios"]["over_limit"]) == {"kvlink stream-off", "kvlink stream-on"}
     assert all(len(result["rounds_gb_s"]) == 2 for result in size["results"].values())
     if size["ratios"]["best_peer"] is None:  # this environment has no peers, as usual
         assert "ModuleNotFoundError" in size["absent"]["mooncake"]

@@ -47,21 +47,25 @@ class Team:
     settings: dict[str, object] = field(default_factory=dict)
 
 
-def teams(scene: str, transports: list[str]) -> list[Team]:
-    """Who takes part. KVLink has two: over a cache that the engine allocated, and over one that KVLink allocated."""
+def teams(scene: str, transports: list[str], contenders: list[str]) -> list[Team]:
+    """Who takes part, of those asked for. The raw limits are no peer: they know of no request.
+
+    KVLink has two: over a cache that the engine allocated, and over one that KVLink allocated.
+    """
     wire = [name for name in transports if scene == "host" or name in {"ucx", "stream"}]
     entered = [
         Team("kvlink", "with_kvlink.py", peer=False, settings={"memory": "engine", "transports": wire}),
         Team("nixl, progress thread", "with_nixl.py", peer=True, settings={"progress_thread": True}),
         Team("nixl", "with_nixl.py", peer=True, settings={"progress_thread": False}),
         Team("mooncake", "with_mooncake.py", peer=True),
+        Team("limit", "with_limits.py", peer=False),
     ]
     if "shared" in wire:
         own = Team(
             "kvlink's own cache", "with_kvlink.py", peer=False, settings={"memory": "kvlink", "transports": ["shared"]}
         )
         entered.insert(1, own)
-    return entered
+    return [team for team in entered if any(team.name.startswith(name) for name in contenders)]
 
 
 class Side:
@@ -171,7 +175,8 @@ class Pair:
         seconds = mover.ask("move", mode=mode, theirs=far, ours=near, offer=offer)["seconds"]
         other.ask("finish", mode=mode, turn=number)
         cpu = {name: side.ask("end")["cpu_seconds"] for name, side in self.sides.items()}
-        wrong = target.ask("check", theirs=theirs, ours=ours)["wrong"]
+        # Plain sockets place nothing: the pool must be as it was, which the sweep finds.
+        wrong = 0 if mode == "socket" else target.ask("check", theirs=theirs, ours=ours)["wrong"]
         self.rest()
         if wrong:
             raise SystemExit(f"{self.team.name} {mode}: {wrong} fragments are wrong")
@@ -194,7 +199,7 @@ def run_size(options: argparse.Namespace, scene: str, fragment_bytes: int) -> di
     turns: dict[str, list[dict[str, float]]] = {}
     with ExitStack() as stack:
         entries = []
-        for team in teams(scene, options.transports):
+        for team in teams(scene, options.transports, options.contenders):
             python = options.peers_python if team.peer else sys.executable
             pair = Pair(python, team, scene, stack)
             try:
@@ -223,7 +228,7 @@ def run_size(options: argparse.Namespace, scene: str, fragment_bytes: int) -> di
             results[name] = summary(turns[name], payload) | {"peer": pair.team.peer, "words": pair.modes[mode]}
     return {
         "scene": scene, "fragment_bytes": fragment_bytes, "payload_bytes": payload, "results": results,
-        "ratios": ratios(results), "absent": absent,
+        "ratios": ratios(results) | {"over_limit": over_limit(results)}, "absent": absent,
     }  # fmt: skip
 
 
@@ -256,9 +261,60 @@ def ratios(results: dict[str, dict]) -> dict[str, object]:
             ours / theirs for ours, theirs in zip(result["rounds_gb_s"], peers[best]["rounds_gb_s"], strict=True)
         ), 2)
         for name, result in results.items()
-        if not result["peer"]
+        if name.startswith("kvlink")
     }  # fmt: skip
     return {"best_peer": best, "over_best_peer": over}
+
+
+def over_limit(results: dict[str, dict]) -> dict[str, float]:
+    """Each of KVLink's modes against the raw limit of this scene, round by round; empty if none was measured."""
+    limit = next((result for name, result in results.items() if name.startswith("limit")), None)
+    if limit is None:
+        return {}
+    return {
+        name: round(statistics.median(
+            ours / raw for ours, raw in zip(result["rounds_gb_s"], limit["rounds_gb_s"], strict=True)
+        ), 2)
+        for name, result in results.items()
+        if name.startswith("kvlink")
+    }  # fmt: skip
+
+
+AIMS = {
+    ("tcp", "kvlink stream-off", "over_best_peer"): {4: 8.0, 16: 2.5, 64: 1.4, 256: 1.4, 1024: 1.4},
+    ("tcp", "kvlink stream-on", "over_best_peer"): {4: 6.0, 16: 1.8, 64: 1.0, 256: 1.0, 1024: 1.0},
+    ("tcp", "kvlink stream-off", "over_limit"): {256: 0.9, 1024: 0.9},
+    ("host", "kvlink shared-off", "over_best_peer"): {4: 5.0, 16: 1.8, 64: 1.3, 256: 1.05, 1024: 1.05},
+    ("host", "kvlink shared-on", "over_best_peer"): {4: 3.5, 16: 1.6, 64: 1.0, 256: 1.0, 1024: 1.0},
+    ("host", "kvlink's own cache shared-off", "over_limit"): {64: 1.5, 256: 1.5, 1024: 1.5},
+    ("host", "kvlink's own cache shared-on", "over_limit"): {64: 1.0, 256: 1.0, 1024: 1.0},
+}
+"""What a mode aims at, by fragment size in KiB. Within a host the limit is UCX's get over CMA."""
+
+
+def check(record: dict, out) -> bool:  # noqa: ANN001
+    """Print each aim with what was reached; false if one was missed, or not measured."""
+    reached = True
+    for (scene, name, kind), aims in AIMS.items():
+        for kib, aim in aims.items():
+            found = [s for s in record["sizes"] if s["scene"] == scene and s["fragment_bytes"] == kib << 10]
+            value = found[-1]["ratios"].get(kind, {}).get(name) if found else None
+            word = "not measured" if value is None else f"{value:.2f} {'pass' if value >= aim else 'MISS'}"
+            reached &= value is not None and value >= aim
+            print(f"  {scene:5} {kib:5} KiB  {name:32} {kind:15} at least {aim:g}: {word}", file=out)
+    return reached
+
+
+def merged(path: Path, record: dict) -> dict:
+    """What is in ``path`` already, with this run's sizes in the place of its own; each says how it was taken."""
+    how = {key: record[key] for key in ("environment", "rounds", "move_mib", "pool_mib")}
+    fresh = [size | {"taken": how} for size in record["sizes"]]
+    measured = {(size["scene"], size["fragment_bytes"]) for size in fresh}
+    before = json.loads(path.read_text())["sizes"] if path.exists() else []
+    kept = [size for size in before if (size["scene"], size["fragment_bytes"]) not in measured]
+    order = list(SCENES)
+    sizes = sorted(kept + fresh, key=lambda size: (order.index(size["scene"]), size["fragment_bytes"]))
+    return record | {"sizes": sizes}
 
 
 def show(size: dict, out) -> None:  # noqa: ANN001
@@ -268,6 +324,8 @@ def show(size: dict, out) -> None:  # noqa: ANN001
     for name, result in sorted(size["results"].items(), key=lambda item: -item[1]["gb_s"]["median"]):
         rate, cpu = result["gb_s"], result["cpu_seconds_per_gb"]
         note = f"{over[name]:.2f} x best peer" if name in over else "best peer" if name == best else ""
+        if name in size["ratios"]["over_limit"]:
+            note += f"  {size['ratios']['over_limit'][name]:.2f} of the limit"
         print(
             f"  {name:32} {rate['median']:7.2f} GB/s ({rate['min']:.2f} to {rate['max']:.2f})"
             f"  CPU s/GB {cpu['source']:.2f} + {cpu['target']:.2f}  {note}", file=out,
@@ -316,6 +374,14 @@ def main() -> int:
     parser.add_argument(
         "--transports", type=lambda text: text.split(","), default=["ucx", "stream", "shared"], help="KVLink's"
     )
+    parser.add_argument(
+        "--contenders", type=lambda text: text.split(","), default=["kvlink", "nixl", "mooncake", "limit"],
+        help="by the beginnings of their names (kvlink,nixl,mooncake,limit)",
+    )  # fmt: skip
+    parser.add_argument("--merge", action="store_true", help="keep what other sizes and scenes FILE holds")
+    parser.add_argument(
+        "--check", action="store_true", help="hold the ratios against the aims; exit 1 if one is missed"
+    )
     parser.add_argument("--rounds", type=int, default=9, help="measured turns of each mode (%(default)s)")
     parser.add_argument("--pool-mib", type=int, default=512, help="of each process (%(default)s)")
     parser.add_argument("--move-mib", type=int, default=128, help="in each turn (%(default)s)")
@@ -330,12 +396,14 @@ def main() -> int:
             record["sizes"].append(size)
             show(size, out)
     record["environment"]["load_after"] = [round(load, 2) for load in os.getloadavg()]
+    if options.merge and options.json not in {None, "-"}:
+        record = merged(Path(options.json), record)
     text = json.dumps(record, indent=1) + "\n"
     if options.json == "-":
         sys.stdout.write(text)
     elif options.json:
         Path(options.json).write_text(text)
-    return 0
+    return 1 if options.check and not check(record, out) else 0
 
 
 if __name__ == "__main__":
