@@ -57,13 +57,15 @@ void evict(const std::byte* data, std::size_t bytes) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
-SocketCost socket_cost(const Plan& plan, std::span<const std::byte* const> sources, std::span<std::byte* const> targets) {
+SocketCost socket_cost(const Plan& plan, std::span<const std::byte* const> sources,
+                       std::span<std::byte* const> targets) {
   const auto [sender, receiver] = connected();
   const std::vector<const std::byte*> into(targets.begin(), targets.end());
   Cursor source(plan, 0, plan.total_bytes(), Walk::source);
   Cursor target(plan, 0, plan.total_bytes(), Walk::target);
   const std::int64_t runs_a_call = kMaxAskBytes * plan.count_runs() / std::max(plan.total_bytes(), std::int64_t{1});
-  const std::size_t keep = Iovecs::kMax - static_cast<std::size_t>(std::clamp<std::int64_t>(runs_a_call, 1, Iovecs::kMax));
+  const auto call = static_cast<std::size_t>(std::clamp<std::int64_t>(runs_a_call, 1, Iovecs::kMax));
+  const std::size_t keep = Iovecs::kMax - call;
   Iovecs out;
   Iovecs in;
   Clock::duration sending{};

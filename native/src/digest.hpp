@@ -27,8 +27,8 @@ constexpr std::int64_t leaf_count(std::int64_t total_bytes) { return (total_byte
 void check_leaves(const Plan& plan, std::int64_t first, std::int64_t count);
 
 // Writes the digests of leaves [first, first + leaves.size()) of `side` to `leaves`. `regions[r]` is where region r
-// begins; the caller has checked the plan's bounds. Throws std::invalid_argument on leaves outside the plan, and for the
-// target of a plan that converts, which does not hold the wire's bytes.
+// begins; the caller has checked the plan's bounds. Throws std::invalid_argument on leaves outside the plan, and for
+// the target of a plan that converts, which does not hold the wire's bytes.
 //
 // The cost is proportional to the bytes of those leaves, whatever `first` is: a thread that must not stall digests a
 // plan in slices.

@@ -92,7 +92,9 @@ void Engine::keep(std::thread& thread, const std::vector<int>& cpus) {
     CPU_SET(cpu, &set);
   }
   const int error = pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);
-  if (error != 0) throw std::invalid_argument("a thread cannot be kept to its CPUs: " + std::generic_category().message(error));
+  if (error != 0) {
+    throw std::invalid_argument("a thread cannot be kept to its CPUs: " + std::generic_category().message(error));
+  }
 }
 
 void Engine::require_open() const {

@@ -55,8 +55,8 @@ struct Nudge {};
 struct Close {};
 }  // namespace command
 
-using Command = std::variant<command::Connect, command::Disconnect, command::StartRead, command::CutOff, command::Forget,
-                             command::Lose, command::LeaseBegan, command::Nudge, command::Close>;
+using Command = std::variant<command::Connect, command::Disconnect, command::StartRead, command::CutOff,
+                             command::Forget, command::Lose, command::LeaseBegan, command::Nudge, command::Close>;
 
 class EngineThread {
  public:

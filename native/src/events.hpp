@@ -70,8 +70,8 @@ class CompletionQueue {
   EventFd event_;
 };
 
-// Python's thread pushes, the engine's takes all there is; signalled as above. A signal that comes after its command was
-// taken is owed, and cleared by a later take(): nobody else would, and the descriptor would keep its waiter awake.
+// Python's thread pushes, the engine's takes all there is; signalled as above. A signal that comes after its command
+// was taken is owed, and cleared by a later take(): nobody else would, and the descriptor would keep its waiter awake.
 template <typename Command>
 class CommandQueue {
  public:

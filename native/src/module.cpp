@@ -286,8 +286,9 @@ void py_scatter(const Plan& plan, const Buffer& packed, const Regions& target_re
   const auto targets = checked_regions<std::byte>(plan, Side::target, target_regions);
   const MoveOptions options = move_options(1, variant);
   nb::gil_scoped_release release;
+  const std::int64_t end = begin + static_cast<std::int64_t>(packed.size());
   carry(plan, {.packed = reinterpret_cast<const std::byte*>(packed.data()), .begin = begin}, {.regions = targets},
-        begin, begin + static_cast<std::int64_t>(packed.size()), {.stores = Stores::streamed, .variant = options.variant});
+        begin, end, {.stores = Stores::streamed, .variant = options.variant});
 }
 
 nb::bytes py_digest_packed(const Buffer& packed) {

@@ -27,7 +27,8 @@ int memory_node(std::uintptr_t address) {
   return result == 0 ? node : -1;
 }
 
-std::pair<double, double> py_socket_cost(const Plan& plan, const Regions& source_regions, const Regions& target_regions) {
+std::pair<double, double> py_socket_cost(const Plan& plan, const Regions& source_regions,
+                                         const Regions& target_regions) {
   const auto sources = checked_regions<const std::byte>(plan, Side::source, source_regions);
   const auto targets = checked_regions<std::byte>(plan, Side::target, target_regions);
   nb::gil_scoped_release release;

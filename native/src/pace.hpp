@@ -10,8 +10,8 @@
 
 namespace kvlink {
 
-// The order of turns of all engines of a link. Whoever reserves first goes first, so peers and requests share it fairly.
-// Any thread.
+// The order of turns of all engines of a link. Whoever reserves first goes first, so peers and requests share it
+// fairly. Any thread.
 class Pace {
  public:
   // Positive and finite, or throws std::invalid_argument.

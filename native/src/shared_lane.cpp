@@ -67,7 +67,8 @@ std::optional<Telling> SharedLane::receive() {
 
 // True once a whole frame is here. A call never goes past a frame that has files, so those that are here are its.
 bool SharedLane::fill() {
-  std::copy(in_.begin() + static_cast<std::ptrdiff_t>(used_), in_.begin() + static_cast<std::ptrdiff_t>(held_), in_.begin());
+  std::copy(in_.begin() + static_cast<std::ptrdiff_t>(used_), in_.begin() + static_cast<std::ptrdiff_t>(held_),
+            in_.begin());
   held_ -= std::exchange(used_, 0);
   alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxFilesPerFrame * sizeof(int))> control;
   iovec data{in_.data() + held_, in_.size() - held_};

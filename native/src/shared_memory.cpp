@@ -74,8 +74,8 @@ SharedMemory::~SharedMemory() { munmap(data_, bytes_); }
 PeerMemory::PeerMemory(const Descriptor& file, std::uint64_t offset, std::uint64_t bytes) {
   if (!is_sealed(file.fd())) throw ProtocolViolation("memory that is not sealed against shrinking and writing");
   if (const std::uint64_t size = size_of(file.fd()); !has(size, offset, bytes)) {
-    throw ProtocolViolation("memory of " + std::to_string(size) + " bytes, of which " + std::to_string(bytes) + " from " +
-                            std::to_string(offset) + " on were told");
+    throw ProtocolViolation("memory of " + std::to_string(size) + " bytes, of which " + std::to_string(bytes) +
+                            " from " + std::to_string(offset) + " on were told");
   }
   const std::uint64_t begin = offset / kHugePageBytes * kHugePageBytes;
   mapped_bytes_ = offset + bytes - begin;

@@ -56,7 +56,7 @@ class SharedMemory {
   std::byte* data_;
 };
 
-// A stretch of a peer's file, mapped read-only. It can neither shrink nor lose pages while we read it: the seals say so.
+// A stretch of a peer's file, mapped read-only. It can neither shrink nor lose pages while we read it: seals say so.
 class PeerMemory {
  public:
   // Throws ProtocolViolation if the file is not one that cannot shrink, or does not have the stretch; and
