@@ -60,7 +60,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _add_workload(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--model", choices=sorted(MODELS), default="llama-3-8b", help="geometry (%(default)s)")
+    group.add_argument(
+        "--model", choices=sorted(MODELS), default="llama-3-8b", help="whose layers and heads (%(default)s)"
+    )
     group.add_argument("--layers", type=int, metavar="N", help="cut or stretch the model to N layers")
     group.add_argument("--kv-heads", type=int, metavar="N", help="KV heads in all, instead of the model's")
     group.add_argument("--head-dim", type=int, metavar="N", help="channels of a head, instead of the model's")
@@ -69,7 +71,9 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--trace", type=Path, metavar="FILE", help="prompt lengths: JSON lines with input_length")
     group.add_argument("--requests", type=int, default=16, metavar="N", help="measured requests (%(default)s)")
     group.add_argument("--warmup", type=int, default=1, metavar="N", help="requests before them (%(default)s)")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of contents and block choice (%(default)s)")
+    group.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of contents and of the choice of blocks (%(default)s)"
+    )
 
 
 def _add_sides(group: argparse._ArgumentGroup) -> None:
@@ -88,8 +92,12 @@ def _add_sides(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_run(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--flow", choices=get_args(Flow), default="fetch", help="who speaks first (%(default)s)")
-    group.add_argument("--transport", choices=get_args(TransportName), default="ucx", help="(%(default)s)")
+    group.add_argument(
+        "--flow", choices=get_args(Flow), default="fetch", help="fetch: decode asks; push: prefill does (%(default)s)"
+    )
+    group.add_argument(
+        "--transport", choices=get_args(TransportName), default="ucx", help="what carries it (%(default)s)"
+    )
     group.add_argument("--device", default="host", metavar="WHERE", help="host, cuda or cuda:N (%(default)s)")
     group.add_argument(
         "--path",
@@ -98,7 +106,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         help="ucx: direct, packed; shared: mapped, ring (%(default)s)",
     )
     group.add_argument("--concurrency", type=int, default=1, metavar="N", help="requests in flight (%(default)s)")
-    group.add_argument("--tries", type=int, default=3, metavar="N", help="of a request that fails (%(default)s)")
+    group.add_argument("--tries", type=int, default=3, metavar="N", help="tries of a request that fails (%(default)s)")
     group.add_argument(
         "--layer-ms", type=float, metavar="MS", help="push: pretend to compute so long a layer; stream it meanwhile"
     )
@@ -127,7 +135,10 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--process-per-rank", action="store_true", help="every rank in its own process")
     group.add_argument(
-        "--limit-check", action=argparse.BooleanOptionalAction, default=True, help="pair each transfer with a raw one"
+        "--limit-check",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="measure the raw limit, by turns with the transfers",
     )
     group.add_argument(
         "--compare", metavar="LIST", help="nixl,mooncake: run them at the bench's run length, too (from a checkout)"
@@ -141,7 +152,9 @@ def _add_machines(group: argparse._ArgumentGroup) -> None:
     exclusive.add_argument("--serve", metavar="HOST:PORT", help="run the source half for one target half, then end")
     exclusive.add_argument("--connect", metavar="HOST:PORT", help="run the target half against a serving source half")
     group.add_argument(
-        "--open", action="store_true", help="no secret between the two (else KVLINK_SECRET or KVLINK_SECRET_FILE)"
+        "--open",
+        action="store_true",
+        help="no secret: whoever reaches the port is let in (else KVLINK_SECRET or KVLINK_SECRET_FILE)",
     )
 
 
