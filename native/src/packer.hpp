@@ -58,8 +58,8 @@ class Packer {
 };
 
 // Which of two ways to write a slot is faster here, found while at work: strings where the two cores share a cache,
-// streaming where lines have far to go (measured: 18 against 13 GB/s, and 12 against 22). Machines move virtual CPUs, so
-// the other way is tried again now and then.
+// streaming where lines have far to go (measured: 18 against 13 GB/s, and 12 against 22). Machines move virtual CPUs,
+// so the other way is tried again now and then.
 class StoresFound {
  public:
   bool strings();
