@@ -208,6 +208,7 @@ class VirtualConnection:
         self.peer = ""
         self._net = net
         self._inbox: deque = deque()
+        self._arrived = asyncio.Event()
         self._on_message: Callable | None = None
         self._on_end: Callable | None = None
         self._last = 0.0
@@ -221,6 +222,15 @@ class VirtualConnection:
             self.fail(PeerLostError("the send failed", peer=self.peer, stage="send"))
             raise self.error  # type: ignore[misc]
         self._later(self.other._arrive, message)
+
+    async def receive(self):
+        """The next message, before `listen`."""
+        while not self._inbox:
+            if self.error is not None:
+                raise self.error
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._inbox.popleft()
 
     def listen(self, on_message: Callable, on_end: Callable) -> None:
         self._on_message, self._on_end = on_message, on_end
@@ -257,6 +267,7 @@ class VirtualConnection:
         if self.error is None and not self.dead:
             if self._on_message is None:
                 self._inbox.append(message)
+                self._arrived.set()
             else:
                 self._hear(message)
 
@@ -264,6 +275,7 @@ class VirtualConnection:
         if self.error is not None:
             return False
         self.error = error
+        self._arrived.set()
         if self._on_end is not None:
             self._net.loop.call_soon(self._on_end, error)
         if self in self._net.connections:
