@@ -7,7 +7,7 @@ orders by name.
 """
 
 from kvlink.layout.alias import Alias, alias_classes, aliases
-from kvlink.layout.blocks import payload_bytes, starts_of_groups, touched_blocks
+from kvlink.layout.blocks import payload_bytes, sample_blocks, sample_capacity, starts_of_groups, touched_blocks
 from kvlink.layout.check import check_spec
 from kvlink.layout.frontier import NOTHING, Frontier, Rectangle
 from kvlink.layout.geometry import (
@@ -55,6 +55,8 @@ __all__ = [
     "heads_of_rank",
     "layers_of_stage",
     "payload_bytes",
+    "sample_blocks",
+    "sample_capacity",
     "share_of",
     "standard_spec",
     "starts_of_groups",

@@ -93,3 +93,37 @@ def starts_of_groups(num_groups: int, first_token: int, *group_first_tokens: Seq
     """
     lists = [stated for stated in group_first_tokens if stated]
     return tuple(max([first_token, *(stated[index] for stated in lists)]) for index in range(num_groups))
+
+
+def sample_capacity(spec: CacheSpec, owners: Sequence[int], step: int, *, default: int) -> int:
+    """Tokens of one request whose blocks `sample_blocks` finds in an empty cache.
+
+    Args:
+        spec: the rank's.
+        owners: for each group, which memory it shares (`alias_classes`); groups that share some share its blocks.
+        step: as for `sample_blocks`.
+        default: for a cache none of whose groups is indexed by tokens.
+    """
+    return min(
+        (
+            group.num_blocks // (step * owners.count(owner)) * group.block_size
+            for group, owner in zip(spec.groups, owners, strict=True)
+            if group.indexed_by is IndexedBy.TOKEN
+        ),
+        default=default,
+    )
+
+
+def sample_blocks(spec: CacheSpec, owners: Sequence[int], tokens: int, step: int) -> list[NDArray[np.int64]]:
+    """Blocks that one request of ``tokens`` could have, a list a group: ascending, ``step`` apart, none of two groups.
+
+    ``owners`` is as for `sample_capacity`. With a step of 2 no two blocks touch.
+    """
+    used: dict[int, int] = {}
+    lists = []
+    for group, owner in zip(spec.groups, owners, strict=True):
+        first = used.get(owner, 0)
+        count = 1 if group.indexed_by is IndexedBy.ENTRY else -(-tokens // group.block_size)
+        used[owner] = first + step * count
+        lists.append(np.arange(first, first + step * count, step, dtype=np.int64))
+    return lists

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from kvlink import limits
 from kvlink.errors import KVLinkError, PeerIncompatibleError
-from kvlink.layout import GroupShare, IndexedBy, alias_classes, share_of
+from kvlink.layout import GroupShare, alias_classes, sample_blocks, sample_capacity, share_of
 from kvlink.plan import LegPlanner, Shape, bytes_text, seconds_text
 from kvlink.transports.base import Peer, RegionKey, Transport, Way
 
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 
 USUAL_SHAPE = Shape(limits.NOMINAL_TRANSFER_BYTES, limits.NOMINAL_TRANSFER_BYTES // limits.LEAF_BYTES)
 """Of a pair whose plan cannot be told before a request is there: runs of 16 KiB."""
+_SPREAD = 2
+"""Every other block, so that none touch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +88,13 @@ def shape_of_pair(source: CacheSpec, target: CacheSpec) -> Shape:
     leg = tuple(_in_common(share_of(source), share_of(target)))
     # Which groups share memory is only asked of ours: what is read may repeat, and a peer's spec may make it long work.
     apart, owners = tuple(range(len(source.groups))), alias_classes(target)
-    tokens = min(limits.NOMINAL_TOKENS, _capacity(source, apart), _capacity(target, owners))
+    sides = (source, apart), (target, owners)
+    rooms = [sample_capacity(*side, _SPREAD, default=limits.NOMINAL_TOKENS) for side in sides]
+    tokens = min(limits.NOMINAL_TOKENS, *rooms)
     try:
         starts = [max(0, tokens - (group.window or tokens)) for group in source.groups]
         planner = LegPlanner(source, target, leg)
-        blocks = _blocks(source, apart, tokens), _blocks(target, owners, tokens)
+        blocks = [sample_blocks(*side, tokens, _SPREAD) for side in sides]
         plan = planner.plan(*blocks, first_token=starts, tokens=tokens)
     except KVLinkError:
         return USUAL_SHAPE
@@ -133,31 +136,9 @@ def _in_common(source: RankShare, target: RankShare) -> list[GroupShare]:
     shares = []
     for group in target.groups:
         if (other := theirs.get(group.name)) is not None:
-            layers = tuple(layer for layer in group.layers if layer in set(other.layers))
-            heads = tuple(head for head in group.heads if head in set(other.heads))
+            their_layers, their_heads = set(other.layers), set(other.heads)
+            layers = tuple(layer for layer in group.layers if layer in their_layers)
+            heads = tuple(head for head in group.heads if head in their_heads)
             if layers and heads:
                 shares.append(msgspec.structs.replace(group, layers=layers, heads=heads))
     return shares
-
-
-def _capacity(spec: CacheSpec, owners: Sequence[int]) -> int:
-    return min(
-        (
-            group.num_blocks // (2 * owners.count(owner)) * group.block_size
-            for group, owner in zip(spec.groups, owners, strict=True)
-            if group.indexed_by is IndexedBy.TOKEN
-        ),
-        default=limits.NOMINAL_TOKENS,
-    )
-
-
-def _blocks(spec: CacheSpec, owners: Sequence[int], tokens: int) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Every other block, so that none touch; none shared by groups that share memory."""
-    used: dict[int, int] = {}
-    lists = []
-    for group, owner in zip(spec.groups, owners, strict=True):
-        first = used.get(owner, 0)
-        count = 1 if group.indexed_by is IndexedBy.ENTRY else -(-tokens // group.block_size)
-        used[owner] = first + 2 * count
-        lists.append(np.arange(first, first + 2 * count, 2, dtype=np.int64))
-    return lists

@@ -6,15 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from kvlink.errors import ConfigError, KVLinkError, LayoutError, MismatchError, UnsupportedError
 from kvlink.layout import (
     CacheSpec,
-    Group,
-    IndexedBy,
     alias_classes,
     compare_identity,
+    sample_blocks,
+    sample_capacity,
     share_of,
 )
 from kvlink.plan import DIRECT, PACKED, CopyPlan, Leg, LegPlanner, assign_legs, choose_path, unread_sources
@@ -24,8 +23,6 @@ SCHEMA: Final = "kvlink.layout/1"
 DEFAULT_TOKENS: Final = 4096
 OFFERED_PATHS: Final = (DIRECT, PACKED)
 """What the transports of this version can do."""
-
-_Lists = list[np.ndarray[tuple[int], np.dtype[np.int64]]]
 
 
 class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +108,9 @@ def compare(sources: Sequence[CacheSpec], targets: Sequence[CacheSpec], tokens: 
     Raises:
         ConfigError: the caches do not hold so many tokens, or the prefix is longer than the prompt.
     """
-    capacity = min(_capacity(spec) for spec in (*sources, *targets))
+    capacity = min(
+        sample_capacity(spec, alias_classes(spec), 1, default=DEFAULT_TOKENS) for spec in (*sources, *targets)
+    )
     tokens = min(DEFAULT_TOKENS, capacity) if tokens is None else tokens
     if not 0 <= first_token <= tokens <= capacity:
         raise ConfigError(
@@ -154,7 +153,8 @@ def _plan(
     planner = LegPlanner(source, target, leg.groups)
     starts = [max(first_token, tokens - (group.window or tokens)) for group in source.groups]
     try:
-        plan = planner.plan(_blocks(source, tokens), _blocks(target, tokens), first_token=starts, tokens=tokens)
+        blocks = [sample_blocks(spec, alias_classes(spec), tokens, 1) for spec in (source, target)]
+        plan = planner.plan(*blocks, first_token=starts, tokens=tokens)
     except LayoutError as error:
         raise ConfigError(f"a request of {tokens} tokens cannot be laid out: {error}; lower --tokens") from error
     return _leg_report(leg, source, target, plan), planner.conversions
@@ -191,33 +191,6 @@ def stretches(ids: Iterable[int]) -> str:
         else:
             found.append([value, value])
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
-
-
-def _blocks(spec: CacheSpec, tokens: int) -> _Lists:
-    """A request's blocks: ascending, and none shared by groups that share memory."""
-    used: dict[int, int] = {}
-    lists: _Lists = []
-    for group, owner in zip(spec.groups, alias_classes(spec), strict=True):
-        first = used.get(owner, 0)
-        count = _entries(group, tokens)
-        used[owner] = first + count
-        lists.append(np.arange(first, first + count, dtype=np.int64))
-    return lists
-
-
-def _entries(group: Group, tokens: int) -> int:
-    return 1 if group.indexed_by is IndexedBy.ENTRY else -(-tokens // group.block_size)
-
-
-def _capacity(spec: CacheSpec) -> int:
-    """Tokens that fit if one request had the whole cache; groups that share memory share its blocks."""
-    owners = alias_classes(spec)
-    rooms = [
-        group.num_blocks // owners.count(owner) * group.block_size
-        for group, owner in zip(spec.groups, owners, strict=True)
-        if group.indexed_by is IndexedBy.TOKEN
-    ]
-    return min(rooms, default=DEFAULT_TOKENS)
 
 
 def _side(specs: Sequence[CacheSpec]) -> SideReport:
