@@ -55,6 +55,8 @@ class Config:
         gpu_staging: what packed bytes of a GPU's cache pass through: ``host``, pinned memory, or ``device``, the GPU's
             own, for a UCX that was built to reach it.
         stream_lanes: sockets for payload, and threads, of the stream transport; a pair has the smaller end's number.
+        copy_threads: threads that copy beside the shared transport's own, on CPUs that nobody else wants; ``None``: as
+            many as `kvlink.transports.shared.default_copy_threads` says for the CPUs that this process may use.
         max_bytes_per_second: cap on what the link reads, over all peers and transports; ``None`` for none.
         numa: keep threads that move bytes to the NUMA node of the cache, where there are several nodes.
         integrity: digest every byte that moves.
@@ -84,6 +86,7 @@ class Config:
     cuda_library: str = "libcuda.so.1"
     gpu_staging: str = "host"
     stream_lanes: int = limits.STREAM_LANES
+    copy_threads: int | None = None
     max_bytes_per_second: float | None = None
     numa: bool = True
     integrity: bool = True
@@ -199,6 +202,11 @@ def _whole(low: int, high: int) -> _Setting:
     return convert, f"a whole number from {low} to {high}"
 
 
+def _optional_whole(low: int, high: int) -> _Setting:
+    convert, accepted = _whole(low, high)
+    return lambda value: None if value is None or value == "" else convert(value), f"{accepted}, or nothing"
+
+
 def _seconds(low: float, high: float = 86_400.0) -> _Setting:
     def convert(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -297,6 +305,7 @@ _SETTINGS: Final[dict[str, _Setting]] = {
     "cuda_library": (_text, "a library's name, or its path"),
     "gpu_staging": (_one_of("host", "device"), "host or device"),
     "stream_lanes": _whole(1, limits.MAX_LANES),
+    "copy_threads": _optional_whole(0, limits.MAX_COPY_THREADS),
     "calibrate": (_flag, "on or off, true or false, 1 or 0"),
     "max_bytes_per_second": (_optional_rate, "bytes a second from 1e6 to 1e13, or nothing for no cap"),
     "numa": (_flag, "on or off, true or false, 1 or 0"),

@@ -24,6 +24,10 @@ MAX_LANES: Final = 8
 """Sockets for payload between two ranks, beside their channel."""
 STREAM_LANES: Final = 2
 """Of the stream transport (default; see Config): a second one pays from 64 KiB up, where one core is not enough."""
+MAX_COPY_THREADS: Final = 16
+"""That copy beside a transport's own thread."""
+COPY_THREADS: Final = 3
+"""At most, if not told (see Config): four cores read about what a socket's memory gives."""
 MIN_CAP_BYTES_PER_SECOND: Final = 1e6
 """Least cap on a link's reads: below, one leaf at a time is no longer even."""
 MAX_CAP_BYTES_PER_SECOND: Final = 1e13
@@ -231,6 +235,7 @@ assert LEAF_BYTES * MAX_CHUNK_LEAVES <= 64 * 1024 * 1024
 assert DEFAULT_CHUNK_LEAVES <= MAX_CHUNK_LEAVES
 assert SLOT_BYTES % LEAF_BYTES == 0
 assert 1 <= STREAM_LANES <= MAX_LANES
+assert 1 <= COPY_THREADS <= MAX_COPY_THREADS
 assert min(PEER_LOST_SECONDS, LEASE_SECONDS) >= HEARTBEAT_SECONDS * 3, "two lost heartbeats must not end a lease"
 assert PEER_LOST_SECONDS < 3.0, "a stopped peer is noticed within 3 s"
 assert MAX_CARD_BYTES < MAX_CLAIM_BYTES < MAX_FRAME_BYTES <= MAX_QUEUED_BYTES <= MAX_SEND_QUEUE_BYTES

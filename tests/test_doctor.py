@@ -203,9 +203,10 @@ def test_threads_are_said_to_be_kept_to_a_node_where_there_are_several(tmp_path)
         "sys/devices/system/node/node1/cpulist": str(ours[-1] + 1),
     })  # fmt: skip
     for numa, severity in ((True, "ok"), (False, "slow")):
-        found = by_check(choice.look_at_choice(kvlink.Config(numa=numa), measured=False, root=root))["link.threads"]
+        config = kvlink.Config(numa=numa, copy_threads=5)
+        found = by_check(choice.look_at_choice(config, measured=False, root=root))["link.threads"]
         assert found.severity == severity
-        assert found.facts == {"nodes": 2, "kept": numa}
+        assert found.facts == {"nodes": 2, "kept": numa, "copy_threads": 5}
 
 
 def test_a_gpu_is_told_with_its_driver_and_its_kernels_and_none_is_none(monkeypatch, tmp_path):

@@ -516,8 +516,12 @@ class StreamEngine(Engine):
 class SharedEngine(Engine):
     """Memory shared within a host; see kvlink.transports.shared."""
 
-    def __init__(self, seconds: tuple[float, float, float, float], max_reads: int) -> None:
-        """Seconds: heartbeat, peer lost, close timeout, renewal linger."""
+    def __init__(self, seconds: tuple[float, float, float, float], max_reads: int, copy_threads: int) -> None:
+        """
+        Seconds: heartbeat, peer lost, close timeout, renewal linger.
+
+        `copy_threads` of them copy beside the engine's own.
+        """
 
     def register_backed(self, region: int, address: int, length: int, descriptor: int, offset: int) -> None:
         """

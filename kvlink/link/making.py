@@ -145,6 +145,7 @@ def _make_transport(name: str, config: Config, gpu: Gpu | None, speeds: Speeds) 
         )
     if name == "shared":
         return SharedTransport(
+            copy_threads=config.copy_threads,
             speeds=speeds,
             heartbeat_seconds=config.heartbeat_seconds,
             peer_lost_seconds=config.peer_lost_seconds,

@@ -122,12 +122,14 @@ class Setting:
         rdma: both have it.
         integrity: bytes are digested on both sides.
         lanes: sockets, each with a thread at either end.
+        copy_threads: that copy beside the target's own, where it copies by itself.
     """
 
     near: bool = True
     rdma: bool = False
     integrity: bool = True
     lanes: int = limits.STREAM_LANES
+    copy_threads: int = 0
 
 
 def predict(path: str, shape: Shape, speeds: Speeds, setting: Setting) -> float:
@@ -140,11 +142,16 @@ def predict(path: str, shape: Shape, speeds: Speeds, setting: Setting) -> float:
     """
     held_up = _HELD_UP.get(path, 1.0) if setting.near else 1.0
     source, target = (seconds * held_up for seconds in _WORK[path](shape, speeds, setting))
-    threads = setting.lanes if path == STREAM else 1
-    longest = max(source, target) / threads
+    longest = max(source, target) / _threads(path, setting)
     if setting.near:
         return max(longest, (source + target) / speeds.cpus)
     return max(longest, shape.total_bytes * _FAR_SOCKET_BYTE_SECONDS) if path == STREAM else longest
+
+
+def _threads(path: str, setting: Setting) -> int:
+    if path == STREAM:
+        return setting.lanes
+    return 1 + setting.copy_threads if path == MAPPED and not setting.integrity else 1
 
 
 def _direct(shape: Shape, speeds: Speeds, setting: Setting) -> tuple[float, float]:

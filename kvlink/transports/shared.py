@@ -7,7 +7,7 @@ both cores at work. Neither side ever maps the other's memory writable, and what
 is checked like what it sends.
 
 The pair has one lane: a Unix socket, which carries file descriptors and wakes whoever sleeps. The moving is native
-(native/src/shared_engine.hpp): one thread per transport, which never calls Python.
+(native/src/shared_engine.hpp): one thread per transport, which never calls Python, and a few that help it to copy.
 """
 
 from __future__ import annotations
@@ -22,8 +22,16 @@ import msgspec
 
 from kvlink._native import _kvlink
 from kvlink.errors import PeerIncompatibleError, SchemaError, TransportError, UnavailableError
-from kvlink.limits import HEARTBEAT_SECONDS, LISTEN_BACKLOG, MAX_ACTIVE_READS, MAX_NAME_BYTES, PEER_LOST_SECONDS
+from kvlink.limits import (
+    COPY_THREADS,
+    HEARTBEAT_SECONDS,
+    LISTEN_BACKLOG,
+    MAX_ACTIVE_READS,
+    MAX_NAME_BYTES,
+    PEER_LOST_SECONDS,
+)
 from kvlink.plan import MAPPED, RING, TYPICAL, Setting, Speeds, predict
+from kvlink.transports import numa
 from kvlink.transports.base import Backing, Capabilities, Peer, RegionKey, Way
 from kvlink.transports.engine import NativeTransport, as_transport_error, closed_on_error, engine_seconds
 from kvlink.transports.host import host_id
@@ -49,19 +57,31 @@ class SharedAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arr
     name: _Name
 
 
+def default_copy_threads(cpus: int) -> int:
+    """How many threads copy beside the transport's own, of so many CPUs: half of them are for others.
+
+    >>> [default_copy_threads(cpus) for cpus in (1, 2, 4, 6, 64)]
+    [0, 1, 1, 2, 3]
+    """
+    return 0 if cpus == 1 else min(max(cpus // 2 - 1, 1), COPY_THREADS)
+
+
 class SharedTransport(NativeTransport[_kvlink.SharedEngine]):
     """A rank's end of the shared transport."""
 
     def __init__(
         self,
         *,
+        copy_threads: int | None = None,
         speeds: Speeds = TYPICAL,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         peer_lost_seconds: float = PEER_LOST_SECONDS,
     ) -> None:
-        """Start the thread, asleep when idle, and listen for lanes.
+        """Start the threads, asleep when idle, and listen for lanes.
 
         Args:
+            copy_threads: how many copy beside the transport's own; by default `default_copy_threads` of the CPUs that
+                this process may use.
             speeds: of this machine, for `ways`.
             heartbeat_seconds: interval of heartbeats, which also renew leases.
             peer_lost_seconds: silence after which a peer is lost.
@@ -76,13 +96,17 @@ class SharedTransport(NativeTransport[_kvlink.SharedEngine]):
             self._listener.setblocking(False)
             self._listener.bind(f"\0{name}")
             self._listener.listen(LISTEN_BACKLOG)
-            engine = _kvlink.SharedEngine(engine_seconds(heartbeat_seconds, peer_lost_seconds), MAX_ACTIVE_READS)
+            if copy_threads is None:
+                copy_threads = default_copy_threads(len(numa.allowed_cpus()))
+            seconds = engine_seconds(heartbeat_seconds, peer_lost_seconds)
+            engine = _kvlink.SharedEngine(seconds, MAX_ACTIVE_READS, copy_threads)
         except OSError as error:
             self._listener.close()
             raise UnavailableError(
                 f"memory cannot be shared within this host: {error}; leave 'shared' out of transports"
             ) from error
         super().__init__(engine)
+        self._copy_threads = copy_threads
         self._speeds = speeds
 
     def capabilities(self) -> Capabilities:
@@ -92,7 +116,8 @@ class SharedTransport(NativeTransport[_kvlink.SharedEngine]):
             paths=(MAPPED, RING),
             version=str(WIRE_VERSION),
             origin="kvlink",
-            detail=f"boot {self._address.boot}, network namespace {self._address.namespace}",
+            detail=f"boot {self._address.boot}, network namespace {self._address.namespace}, "
+            f"{self._copy_threads} copy threads beside its own",
         )
 
     def path(self, plan: CopyPlan, peer: str) -> tuple[str, str]:
@@ -102,7 +127,12 @@ class SharedTransport(NativeTransport[_kvlink.SharedEngine]):
     def ways(self, shape: Shape, peer: Peer) -> tuple[Way, ...]:
         """See `Transport.ways`: mapped where all of the peer's memory may be, else the ring."""
         path = MAPPED if all(key.key == MAPPABLE for key in peer.keys) else RING
-        return (Way(path, predict(path, shape, self._speeds, Setting(integrity=peer.integrity))),)
+        return (
+            Way(
+                path,
+                predict(path, shape, self._speeds, Setting(integrity=peer.integrity, copy_threads=self._copy_threads)),
+            ),
+        )
 
     def address(self) -> bytes:
         """Opaque address for the peer's `connect`: which host this is, and where lanes come in."""

@@ -1,8 +1,5 @@
 #include "engine.hpp"
 
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +7,7 @@
 #include <utility>
 
 #include "digest.hpp"
+#include "threads.hpp"
 
 namespace kvlink {
 namespace {
@@ -29,24 +27,6 @@ T& at(std::vector<T>& table, std::size_t region) {
 }
 
 }  // namespace
-
-std::thread start_without_signals(const char* name, std::function<void()> body) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    std::thread thread([name, body = std::move(body)] {
-      pthread_setname_np(pthread_self(), name);
-      body();
-    });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return thread;
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-}
 
 Engine::Engine(const char* name, std::shared_ptr<EngineCore> core, std::unique_ptr<EngineThread> behind)
     : name_(name),
@@ -81,20 +61,7 @@ void Engine::let_go() {
 
 void Engine::keep_to(const std::vector<int>& cpus) {
   require_open();
-  keep(thread_, cpus);
-}
-
-void Engine::keep(std::thread& thread, const std::vector<int>& cpus) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (const int cpu : cpus) {
-    if (cpu < 0 || cpu >= CPU_SETSIZE) throw std::invalid_argument("no CPU " + std::to_string(cpu));
-    CPU_SET(cpu, &set);
-  }
-  const int error = pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);
-  if (error != 0) {
-    throw std::invalid_argument("a thread cannot be kept to its CPUs: " + std::generic_category().message(error));
-  }
+  keep_to_cpus(thread_, cpus);
 }
 
 void Engine::require_open() const {

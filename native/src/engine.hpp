@@ -13,9 +13,6 @@
 
 namespace kvlink {
 
-// A thread that takes no signals: those are the interpreter's.
-std::thread start_without_signals(const char* name, std::function<void()> body);
-
 // The calls. One thread makes them, and none waits for the network. Errors: std::invalid_argument (the plan leaves a
 // region), EngineFull, std::runtime_error (state, or the transport's own word); then nothing was changed.
 class Engine {
@@ -67,7 +64,6 @@ class Engine {
   virtual void let_go_own() {}
 
   void require_open() const;
-  static void keep(std::thread& thread, const std::vector<int>& cpus);
   bool is_closed() const { return closed_; }
   EngineThread& behind() { return *behind_; }
   // Of a registered region; throws std::invalid_argument.

@@ -524,16 +524,18 @@ void bind_stream(nb::module_& m) {
 
 // --- shared ---------------------------------------------------------------------------------------------------------
 
-void init_shared(SharedEngine* self, const LimitSeconds& seconds, std::size_t max_reads) {
+void init_shared(SharedEngine* self, const LimitSeconds& seconds, std::size_t max_reads, std::size_t copy_threads) {
+  if (copy_threads > 64) throw std::invalid_argument("copy_threads must be in 0..64");
   const auto limits = limits_of(seconds, max_reads);
   nb::gil_scoped_release release;
-  new (self) SharedEngine(limits);
+  new (self) SharedEngine(limits, copy_threads);
 }
 
 void bind_shared(nb::module_& m) {
   using released = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<SharedEngine, Engine>(m, "SharedEngine", "Memory shared within a host; see kvlink.transports.shared.")
-      .def("__init__", &init_shared, "seconds"_a, "max_reads"_a, kLimitSeconds)
+      .def("__init__", &init_shared, "seconds"_a, "max_reads"_a, "copy_threads"_a,
+           (std::string(kLimitSeconds) + "`copy_threads` of them copy beside the engine's own.").c_str())
       .def("register_backed", &SharedEngine::register_backed, "region"_a, "address"_a, "length"_a, "descriptor"_a,
            "offset"_a, released(), "As `register`; peers may map the region, which lies at `offset` of a sealed file.")
       .def("unregister", &SharedEngine::unregister_region, "region"_a, released())

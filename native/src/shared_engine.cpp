@@ -7,6 +7,8 @@
 #include <chrono>
 #include <utility>
 
+#include "threads.hpp"
+
 namespace kvlink {
 namespace {
 
@@ -30,13 +32,16 @@ void pause() {
 
 // --- the thread -----------------------------------------------------------------------------------------------------
 
-SharedThread::SharedThread(std::shared_ptr<SharedCore> core) : EngineThread(core), core_(std::move(core)) {
+SharedThread::SharedThread(std::shared_ptr<SharedCore> core, std::size_t copy_threads)
+    : EngineThread(core), core_(std::move(core)) {
+  core_->copiers = std::make_unique<CopyPool>(copy_threads, [this] { commands().push(command::Nudge{}); });
   wake_on(core_->lanes.fd());
 }
 
 bool SharedThread::move() {
   wake_all();
   hear_lanes();
+  core_->copiers->keep_clear_of_here();
   for (const Time end = Clock::now() + kMoveSlice;;) {
     SharedPeer::Step all;
     each_peer([&all](Peer& peer) {
@@ -47,7 +52,7 @@ bool SharedThread::move() {
     const Time now = Clock::now();
     if (all.any) last_moved_ = now;
     if (all.over) return true;
-    if (!all.any) return linger(now) || prepare();
+    if (!all.any) return copying_beside(now) || linger(now) || prepare();
     if (now >= end) return true;
   }
 }
@@ -63,6 +68,9 @@ bool SharedThread::prepare() {
   each_peer([&any](Peer& peer) { any = any || static_cast<SharedPeer&>(peer).prepare(); });
   return any;
 }
+
+// The last pieces of a read are with helpers. They nudge; but for so short a while it is not worth to fall asleep.
+bool SharedThread::copying_beside(Time now) const { return core_->copiers->copying() && now - last_moved_ < kLinger; }
 
 // True if there may be something to do at once. A waiter that finds its peer on its own CPU gets out of its way.
 bool SharedThread::linger(Time now) {
@@ -109,12 +117,20 @@ void SharedThread::wake_all() {
 
 // --- the calls ------------------------------------------------------------------------------------------------------
 
-SharedEngine::SharedEngine(const EngineLimits& limits) : SharedEngine(std::make_shared<SharedCore>(limits)) {}
+SharedEngine::SharedEngine(const EngineLimits& limits, std::size_t copy_threads)
+    : SharedEngine(std::make_shared<SharedCore>(limits), copy_threads) {}
 
-SharedEngine::SharedEngine(std::shared_ptr<SharedCore> core)
-    : Engine("kvlink-shared", core, std::make_unique<SharedThread>(core)), core_(std::move(core)) {}
+SharedEngine::SharedEngine(std::shared_ptr<SharedCore> core, std::size_t copy_threads)
+    : Engine("kvlink-shared", core, std::make_unique<SharedThread>(core, copy_threads)), core_(std::move(core)) {}
 
 SharedEngine::~SharedEngine() { close(); }
+
+void SharedEngine::keep_to(const std::vector<int>& cpus) {
+  Engine::keep_to(cpus);
+  for (std::thread& thread : core_->copiers->threads()) keep_to_cpus(thread, cpus);
+}
+
+void SharedEngine::closed() { core_->copiers->stop(); }
 
 std::shared_ptr<const void> SharedEngine::hold(std::uint64_t, std::uint64_t) { return nullptr; }
 

@@ -16,7 +16,7 @@ namespace kvlink {
 // Commands, lanes, copies, digests, timers. It waits for a peer's next word without sleep, for a short while.
 class SharedThread final : public EngineThread {
  public:
-  explicit SharedThread(std::shared_ptr<SharedCore> core);
+  SharedThread(std::shared_ptr<SharedCore> core, std::size_t copy_threads);
 
  private:
   bool move() override;
@@ -25,6 +25,7 @@ class SharedThread final : public EngineThread {
 
   void hear_lanes();
   void wake_all();
+  bool copying_beside(Time now) const;
   bool linger(Time now);
   bool prepare();
 
@@ -36,8 +37,11 @@ class SharedThread final : public EngineThread {
 
 class SharedEngine final : public Engine {
  public:
-  explicit SharedEngine(const EngineLimits& limits);
+  // `copy_threads` of them copy beside the engine's own.
+  SharedEngine(const EngineLimits& limits, std::size_t copy_threads);
   ~SharedEngine() override;
+
+  void keep_to(const std::vector<int>& cpus) override;
 
   // `fd` is of a sealed file that holds the region at `offset`; it is duplicated. Throws as register_region, and
   // std::invalid_argument on a file that cannot be given to others.
@@ -50,11 +54,12 @@ class SharedEngine final : public Engine {
   std::uint64_t connect(const std::string& peer, int channel_fd, int lane_fd);
 
  private:
-  explicit SharedEngine(std::shared_ptr<SharedCore> core);
+  SharedEngine(std::shared_ptr<SharedCore> core, std::size_t copy_threads);
 
   std::shared_ptr<const void> hold(std::uint64_t address, std::uint64_t length) override;
   std::shared_ptr<ActiveRead> make_read(ReadSpec spec, std::shared_ptr<const LocalRegions> to,
                                         std::shared_ptr<const RemoteRegions> from) override;
+  void closed() override;
 
   std::shared_ptr<SharedCore> core_;
 };

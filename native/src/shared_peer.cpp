@@ -7,10 +7,11 @@
 #include <system_error>
 #include <utility>
 
-#include "carry.hpp"
-
 namespace kvlink {
 namespace {
+
+// A read that is over sooner than a helper is awake is left to this thread.
+constexpr std::int64_t kHelpFromBytes = 1024 * 1024;
 
 void add(std::deque<std::shared_ptr<SharedRead>>& reads, std::shared_ptr<SharedRead> read) {
   if (std::find(reads.begin(), reads.end(), read) == reads.end()) reads.push_back(std::move(read));
@@ -39,7 +40,8 @@ void SharedPeer::forget_lane() {
   lane_.reset();
 }
 
-// The reads are stopped, so that nothing looks at the peer's memory any more: it is unmapped here and now.
+// The reads are stopped. What they have mapped goes with the last of them, when no helper is inside any more; what none
+// reads is unmapped here and now.
 void SharedPeer::on_leaving() {
   forget_lane();
   undecided_.clear();
@@ -182,8 +184,9 @@ bool SharedPeer::may_ask() {
 void SharedPeer::start(std::shared_ptr<SharedRead> read, Way way) {
   if (read->stopped()) return;
   if (way == Way::mapped) read->mapped();
-  auto& reads = way == Way::ring || read->spec().integrity ? asking_for_ : copying_;
-  reads.push_back(std::move(read));
+  if (way == Way::ring || read->spec().integrity) return asking_for_.push_back(std::move(read));
+  if (!core_.pace && read->spec().plan->total_bytes() >= kHelpFromBytes) core_.copiers->offer(read);
+  copying_.push_back(std::move(read));
 }
 
 // --- moving ---------------------------------------------------------------------------------------------------------
@@ -239,20 +242,15 @@ void SharedPeer::ask() {
   if (any && asking_->publish()) lane_->ring();
 }
 
+// Reads take turns here, too; helpers take from the same reads.
 void SharedPeer::copy(Step& step) {
   if (!turns_.may_ask()) return;
   auto read = std::move(copying_.front());
   copying_.pop_front();
-  const auto stretch = read->take();
-  if (!stretch) return;
-  turns_.asked(stretch->end - stretch->begin);
-  step.any = true;
-  const ReadSpec& spec = read->spec();
-  const Time began = Clock::now();
-  carry(*spec.plan, {.regions = read->sources()}, {.regions = spec.regions}, stretch->begin, stretch->end,
-        {.stores = Stores::streamed});
-  read->landed(*stretch, {}, {}, Clock::now() - began);
-  step.over |= read->over();
+  const auto copied = read->copy_some();
+  turns_.asked(copied.bytes);
+  step.any |= copied.bytes > 0;
+  step.over |= copied.over;
   if (read->left() > 0) copying_.push_back(std::move(read));
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "copy_pool.hpp"
 #include "peer.hpp"
 #include "shared_lane.hpp"
 #include "shared_read.hpp"
@@ -25,6 +26,7 @@ struct SharedCore final : EngineCore {
   std::mutex mutex{};
   std::map<std::size_t, std::shared_ptr<const Backing>> backings{};
   Descriptor lanes;  // an epoll of all peers' lanes
+  std::unique_ptr<CopyPool> copiers{};  // beside the engine's thread, whose commands they nudge when a read is over
 };
 
 class SharedPeer final : public Peer {

@@ -1,9 +1,11 @@
 #include "shared_read.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <string>
 #include <utility>
 
+#include "carry.hpp"
 #include "digest.hpp"
 
 namespace kvlink {
@@ -31,7 +33,25 @@ SharedRead::SharedRead(ReadSpec spec, std::shared_ptr<const LocalRegions> to,
 
 void SharedRead::mapped() {
   sources_.resize(from_->held.size());
-  for (const std::size_t region : needed_) sources_[region] = source_region(region).memory->data();
+  for (const std::size_t region : needed_) {
+    sources_[region] = mappings_.emplace_back(source_region(region).memory)->data();
+  }
+}
+
+SharedRead::Copied SharedRead::copy_some() noexcept {
+  if (!enter()) return {};
+  const auto stretch = take();
+  if (stretch) {
+    try {
+      const Time began = Clock::now();
+      carry(*spec_.plan, {.regions = sources_}, {.regions = spec_.regions}, stretch->begin, stretch->end,
+            {.stores = Stores::streamed});
+      landed(*stretch, {}, {}, Clock::now() - began);
+    } catch (const std::exception& error) {
+      stop(Outcome::failed, error.what());
+    }
+  }
+  return {.bytes = stretch ? stretch->end - stretch->begin : 0, .over = exit()};
 }
 
 Completion SharedRead::completion() const {

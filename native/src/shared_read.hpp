@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "asked_read.hpp"
+#include "copy_pool.hpp"
 #include "engine_core.hpp"
 #include "shared_memory.hpp"
 #include "shared_wire.hpp"
@@ -19,11 +20,11 @@ namespace kvlink {
 struct SharedRegion {
   std::uint64_t bytes;
   bool mappable;  // the peer says so
-  mutable std::unique_ptr<const PeerMemory> memory = nullptr;
+  mutable std::shared_ptr<const PeerMemory> memory = nullptr;
   mutable bool refused = false;  // it said so, and could not
 };
 
-class SharedRead final : public AskedRead {
+class SharedRead final : public AskedRead, public CopyWork {
  public:
   SharedRead(ReadSpec spec, std::shared_ptr<const LocalRegions> to, std::shared_ptr<const RemoteRegions> from);
 
@@ -37,10 +38,13 @@ class SharedRead final : public AskedRead {
     return std::static_pointer_cast<const SharedRegion>(from_->held[region]);
   }
 
-  // Mapped: where the peer's bytes lie, by region number; once all that is needed is mapped.
+  // Mapped: where the peer's bytes lie, by region number; once all that is needed is mapped. It stays so until the
+  // read's end, whatever becomes of the peer.
   void mapped();
   bool is_mapped() const { return !sources_.empty(); }
   std::span<const std::byte* const> sources() const { return sources_; }
+  // Mapped, without digests: the next stretch, on whatever thread.
+  Copied copy_some() noexcept override;
   // How its bytes come, and why: for its completion.
   void say(const char* path, std::string reason) {
     path_ = path;
@@ -52,6 +56,7 @@ class SharedRead final : public AskedRead {
   const std::shared_ptr<const RemoteRegions> from_;
   std::vector<std::size_t> needed_;
   std::vector<const std::byte*> sources_;
+  std::vector<std::shared_ptr<const PeerMemory>> mappings_;
   const char* path_ = "";
   std::string path_reason_;
 };

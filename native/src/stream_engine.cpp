@@ -6,6 +6,8 @@
 #include <chrono>
 #include <utility>
 
+#include "threads.hpp"
+
 namespace kvlink {
 namespace {
 
@@ -87,7 +89,7 @@ StreamEngine::~StreamEngine() { close(); }
 
 void StreamEngine::keep_to(const std::vector<int>& cpus) {
   Engine::keep_to(cpus);
-  for (std::thread& thread : threads_) keep(thread, cpus);
+  for (std::thread& thread : threads_) keep_to_cpus(thread, cpus);
 }
 
 void StreamEngine::closed() {

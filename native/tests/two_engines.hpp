@@ -42,7 +42,7 @@ inline std::pair<int, int> sockets() {
 }
 
 // One engine with its memory, and the completions it has reported.
-template <typename AnyEngine>
+template <typename AnyEngine, typename Memory = std::vector<std::byte>>
 struct End {
   template <typename... Settings>
   explicit End(unsigned char fill, Settings&&... settings)
@@ -68,14 +68,14 @@ struct End {
   }
 
   bool packed = false;  // how its reads are moved
-  std::vector<std::byte> memory;
+  Memory memory;
   std::vector<Completion> seen;
   AnyEngine engine;
 };
 
 // Rounds of reads, some of them cut off; the last round is whole.
-template <typename AnyEngine>
-void read_while_calls_come_from_here(End<AnyEngine>& to, End<AnyEngine>& from) {
+template <typename AnyEnd>
+void read_while_calls_come_from_here(AnyEnd& to, AnyEnd& from) {
   constexpr AttemptId kRounds = 3;
   constexpr AttemptId kTogether = 6;
   for (AttemptId round = 0; round < kRounds; ++round) {
@@ -103,8 +103,8 @@ void read_while_calls_come_from_here(End<AnyEngine>& to, End<AnyEngine>& from) {
 
 // Once withdraw() has returned the memory is written, as its owner would: TSan sees a source that still reads it, and a
 // read that ended well must not have seen what was written then.
-template <typename AnyEngine>
-void a_withdrawn_attempt_is_read_no_more(End<AnyEngine>& to, End<AnyEngine>& from) {
+template <typename AnyEnd>
+void a_withdrawn_attempt_is_read_no_more(AnyEnd& to, AnyEnd& from) {
   for (AttemptId attempt = 101; attempt <= 120; ++attempt) {
     from.engine.expose("other", attempt, blocks(), 5s);
     const auto op = to.engine.read(to.read(attempt, blocks()));
@@ -123,8 +123,8 @@ void a_withdrawn_attempt_is_read_no_more(End<AnyEngine>& to, End<AnyEngine>& fro
 }
 
 // After the CUT_OFF the target's owner writes its blocks: nothing else may.
-template <typename AnyEngine>
-void a_cut_off_attempt_lands_no_more(End<AnyEngine>& to, End<AnyEngine>& from) {
+template <typename AnyEnd>
+void a_cut_off_attempt_lands_no_more(AnyEnd& to, AnyEnd& from) {
   for (AttemptId attempt = 201; attempt <= 220; ++attempt) {
     from.engine.expose("other", attempt, blocks(), 5s);
     const auto op = to.engine.read(to.read(attempt, blocks()));
@@ -139,8 +139,8 @@ void a_cut_off_attempt_lands_no_more(End<AnyEngine>& to, End<AnyEngine>& from) {
 }
 
 // `to` must have been made with 1, `from` with 2.
-template <typename AnyEngine>
-void part_and_close(End<AnyEngine>& to, End<AnyEngine>& from) {
+template <typename AnyEnd>
+void part_and_close(AnyEnd& to, AnyEnd& from) {
   CHECK(to.end_of(to.engine.disconnect("other")).outcome == Outcome::ok);
   while (from.engine.lease("other", 1).held) continue;
   CHECK(to.engine.close());

@@ -16,6 +16,7 @@ from kvlink.link.making import make_transports
 from kvlink.plan import Shape, bytes_text
 from kvlink.transports import numa
 from kvlink.transports.base import Transport
+from kvlink.transports.shared import default_copy_threads
 from kvlink.wire import TransportCard, WireKey
 
 _RUN_BYTES = (1024, 16 * 1024, 256 * 1024)
@@ -69,18 +70,19 @@ def _card(transport: Transport) -> TransportCard:
 
 
 def _threads(config: Config, root: Path) -> Finding:
-    """What `kvlink.link.making.keep_near` would do for a cache on the node that this process runs on."""
+    """What `kvlink.link.making.keep_near` would do for a cache on the node that this process runs on; who copies."""
     machine = numa.nodes(root)
     allowed = numa.allowed_cpus()
+    copiers = default_copy_threads(len(allowed)) if config.copy_threads is None else config.copy_threads
+    beside = f"{copiers} copy threads beside the shared transport's own"
     here = [node for node, cpus in machine.items() if cpus & allowed]
-    facts: dict[str, Fact] = {"nodes": len(machine), "kept": config.numa and len(machine) > 1}
+    facts: dict[str, Fact] = {"nodes": len(machine), "kept": config.numa and len(machine) > 1, "copy_threads": copiers}
     if len(machine) <= 1:
-        return Finding(
-            check="link.threads", severity="ok", text="one NUMA node: threads run where they will", facts=facts
-        )
+        text = f"one NUMA node: threads run where they will; {beside}"
+        return Finding(check="link.threads", severity="ok", text=text, facts=facts)
     if not config.numa:
         text = f"{len(machine)} NUMA nodes, and numa is off: threads may run far from the cache"
         return Finding(check="link.threads", severity="slow", text=text, remedy="leave numa on", facts=facts)
     _, said = numa.near(here[:1], machine, allowed)
-    text = f"{len(machine)} NUMA nodes; of a cache on node {here[0] if here else '?'}: {said}"
+    text = f"{len(machine)} NUMA nodes; of a cache on node {here[0] if here else '?'}: {said}; {beside}"
     return Finding(check="link.threads", severity="ok", text=text, facts=facts)

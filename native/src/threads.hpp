@@ -1,0 +1,19 @@
+// What all of an engine's threads have in common.
+#pragma once
+
+#include <functional>
+#include <thread>
+#include <vector>
+
+namespace kvlink {
+
+// A thread that takes no signals: those are the interpreter's.
+std::thread start_without_signals(const char* name, std::function<void()> body);
+
+// It runs on these CPUs from now on. Throws std::invalid_argument if it cannot.
+void keep_to_cpus(std::thread& thread, const std::vector<int>& cpus);
+
+// Tells the CPU that the calling thread only waits, for some 100 ns.
+void relax_cpu();
+
+}  // namespace kvlink
