@@ -13,7 +13,8 @@ from test_geometry_pairs import run_natively
 
 from kvlink.errors import LayoutError
 from kvlink.layout import Frontier
-from kvlink.plan import IncrementPlanner, LegPlanner, assign_legs
+from kvlink.link.source_outgoing import Outgoing
+from kvlink.plan import CopyPlan, IncrementPlanner, Increments, LegPlanner, assign_legs
 
 LAYERS, TOKENS = 5, 12
 
@@ -92,6 +93,52 @@ def test_increments_fill_whole_pools_as_the_whole_leg_does_d1_d2_d3_d4_d5_d7(sha
             raise
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "comes"),
+    [
+        (Frontier(), Frontier(0, 1, 64), Frontier(0, 2, 64)),
+        (Frontier(0, 1, 64), Frontier(0, 3, 64), Frontier.whole(64)),
+        (Frontier(0, 2, 64), Frontier(0, 3, 80), Frontier(0, 4, 80)),
+        (Frontier(0, 4, 64), Frontier(64, 1, 80), Frontier(64, 2, 80)),
+        (Frontier(0, 2, 64), Frontier(0, 2, 80), None),
+        (Frontier(0, 4, 64), Frontier.whole(64), None),
+        (Frontier(), Frontier(), None),
+    ],
+    ids=[
+        "by ones",
+        "by twos to the end",
+        "a chunk that grew",
+        "another chunk",
+        "no layer more",
+        "between chunks",
+        "not begun",
+    ],
+)
+def test_an_engine_is_foreseen_to_go_on_in_even_steps_within_a_chunk(before, now, comes):
+    assert now.foresee(before, 5) == comes
+
+
+def test_an_increment_that_was_foreseen_is_planned_before_it_is_ready(monkeypatch):
+    case = draw_case(20_000)
+    source, target, request = case.source, case.target, case.request
+    leg = assign_legs(source.shares(), target.shares())[0]
+    own, other = source.shares()[leg.source], target.shares()[leg.target]
+    specs = source.spec(own.pp_rank, own.tp_rank), target.spec(other.pp_rank, other.tp_rank)
+    planner = IncrementPlanner(*specs, leg.groups)
+    planned = []
+    plan = planner.plan
+    monkeypatch.setattr(planner, "plan", lambda *args, **words: planned.append(args[3]) or plan(*args, **words))
+    blocks = [list(ids) for ids in request.source_blocks]
+    tokens, end = request.tokens, planner.end_layer
+    stream = Increments(planner, blocks, request.target_blocks, starts=request.starts, max_tokens=tokens)
+    for layer in range(1, end + 1):
+        ready = Frontier(0, layer, tokens) if layer < end else Frontier.whole(tokens)
+        stream.look_ahead()
+        ahead = list(planned)
+        stream.plan(ready, sealed=layer == end)
+        assert layer == 1 or planned == ahead, "nothing is left to be planned once it is ready"
+
+
 def check_case(case, draw):
     source, target, request = case.source, case.target, case.request
     shares = source.shares(), target.shares()
@@ -109,11 +156,20 @@ def check_case(case, draw):
     planner = IncrementPlanner(*specs, leg.groups)
     moved, before = 0, Frontier()
     max_tokens = request.tokens + draw.choice((0, 0, 5))
+    told = [[] for _ in request.source_blocks]
+    foreseen = Increments(planner, told, request.target_blocks, starts=request.starts, max_tokens=max_tokens)
+    outgoing = Outgoing(foreseen, told)
+    blocks = tuple(tuple(map(int, ids)) for ids in request.source_blocks)
     for after, sealed in walk(draw, request.tokens, source.num_layers):
         words = {"starts": request.starts, "max_tokens": max_tokens, "sealed": sealed}
         plan = planner.plan(request.source_blocks, request.target_blocks, before, after, **words)
         own = planner.plan(request.source_blocks, None, before, after, **words)
         assert own.total_bytes == plan.total_bytes
+        last = after.next_tokens == max_tokens
+        outgoing.add_blocks(blocks, specs[0], after.next_tokens, last=last, sealed=sealed)
+        assert moves(foreseen.plan(after, sealed=sealed)) == moves(plan), "what was foreseen is what there is to do"
+        if draw.random() < 0.7:
+            foreseen.look_ahead()
         assert [segment.run_bytes for segment in own.segments] == [segment.run_bytes for segment in plan.segments]
         run_natively(plan, *pools)
         moved, before = moved + plan.total_bytes, after
@@ -122,12 +178,19 @@ def check_case(case, draw):
         np.testing.assert_array_equal(pool, reference)
 
 
+def moves(plan: CopyPlan):
+    return plan.total_bytes, [
+        (segment.bases.tolist(), segment.pieces.tolist(), segment.nest, segment.run_bytes) for segment in plan.segments
+    ]
+
+
 def walk(draw, tokens, layers):
-    """Frontiers up to ``tokens``: chunks of any size, whole or layer by layer, some layers at a time."""
+    """Frontiers up to ``tokens``: chunks of any size, whole or by layers, in even steps or in any."""
     done, end_layer = 0, max(layers, 100)
     while done < tokens:
         chunk = min(tokens, done + draw.randrange(1, max(2, tokens)))
-        for layer in sorted(draw.sample(range(1, end_layer), draw.randrange(4))):
+        uneven = sorted(draw.sample(range(1, end_layer), draw.randrange(4)))
+        for layer in draw.choice((uneven, range(1, layers), range(2, layers, 2))):
             yield Frontier(done, layer, chunk), False
         done = chunk
         if done < tokens or draw.random() < 0.5:

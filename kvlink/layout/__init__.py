@@ -9,7 +9,7 @@ orders by name.
 from kvlink.layout.alias import Alias, alias_classes, aliases
 from kvlink.layout.blocks import payload_bytes, sample_blocks, sample_capacity, starts_of_groups, touched_blocks
 from kvlink.layout.check import check_spec
-from kvlink.layout.frontier import NOTHING, Frontier, Rectangle
+from kvlink.layout.frontier import NOTHING, Frontier, Rectangle, end_layer_of
 from kvlink.layout.geometry import (
     CacheSpec,
     DType,
@@ -51,6 +51,7 @@ __all__ = [
     "check_spec",
     "compare_identity",
     "compare_stated",
+    "end_layer_of",
     "fingerprint",
     "heads_of_rank",
     "layers_of_stage",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Annotated, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, Self
 
 import msgspec
 
 from kvlink import limits
 from kvlink.errors import LayoutError
+
+if TYPE_CHECKING:
+    from kvlink.layout.geometry import CacheSpec
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=limits.MAX_TOKENS_PER_REQUEST)]
 _Layers = Annotated[int, msgspec.Meta(ge=0, le=limits.MAX_LAYERS)]
@@ -60,6 +63,23 @@ class Frontier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if before.of_layer(first) < self.of_layer(first):
                 yield Rectangle(first, end, before.of_layer(first), self.of_layer(first))
 
+    def foresee(self, before: Frontier, end_layer: int) -> Frontier | None:
+        """Where an engine comes to next that goes on in the chunk under way as it did since ``before``.
+
+        Args:
+            before: an earlier frontier.
+            end_layer: as for `advance`.
+
+        Returns:
+            ``None`` between chunks: how long the next one is, nobody knows.
+        """
+        step = self.layers - (before.layers if before.tokens == self.tokens else 0)
+        if step <= 0:
+            return None
+        if self.layers + step >= end_layer:
+            return Frontier.whole(self.next_tokens)
+        return Frontier(self.tokens, self.layers + step, self.next_tokens)
+
     def advance(self, tokens: int | None, layers: int | None, *, max_tokens: int, end_layer: int) -> Frontier:
         """The frontier after an engine's word.
 
@@ -92,6 +112,11 @@ class Frontier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"those below {self.layers} hold {self.next_tokens}"
             )
         return following
+
+
+def end_layer_of(spec: CacheSpec) -> int:
+    """One past a rank's last layer, by its global id."""
+    return 1 + max((plane.layer for group in spec.groups for plane in group.planes), default=-1)
 
 
 NOTHING: Final = Frontier()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvlink import limits
-from kvlink.descriptor import KVDescriptor, check_group_first_tokens
+from kvlink.descriptor import KVDescriptor, check_descriptor, check_group_first_tokens, descriptor_digest
 from kvlink.errors import LayoutError
 from kvlink.layout import Frontier, IndexedBy, fingerprint, starts_of_groups, touched_blocks
 
@@ -33,8 +33,7 @@ def frontier_after(work: SourceWork, ready: Ready, spec: CacheSpec) -> Told:
 
 
 def _frontier_after(work: SourceWork, ready: Ready, spec: CacheSpec) -> Told:
-    end_layer = 1 + max(plane.layer for group in spec.groups for plane in group.planes)
-    frontier = work.frontier.advance(ready.tokens, ready.layers, max_tokens=work.max_tokens, end_layer=end_layer)
+    frontier = work.frontier.advance(ready.tokens, ready.layers, max_tokens=work.max_tokens, end_layer=work.end_layer)
     starts = work.group_first_tokens if ready.group_first_tokens is None else ready.group_first_tokens
     if starts != work.group_first_tokens and work.frontier.next_tokens:
         raise LayoutError(
@@ -42,8 +41,9 @@ def _frontier_after(work: SourceWork, ready: Ready, spec: CacheSpec) -> Told:
             "them with the first"
         )
     check_group_first_tokens("group_first_tokens", starts, spec, work.max_tokens)
-    blocks = work.blocks if ready.blocks is None else ready.blocks
-    if blocks is not None:
+    blocks = work.blocks if ready.blocks is None or ready.blocks == work.blocks else ready.blocks
+    known = blocks is work.blocks and frontier.next_tokens == work.frontier.next_tokens
+    if blocks is not None and not known:
         _check_blocks(work, blocks, frontier, starts, spec)
     return frontier, blocks, starts
 
@@ -71,8 +71,36 @@ def _check_blocks(
             )
 
 
-def final_descriptor(work: SourceWork, spec: CacheSpec, *, integrity: bool) -> KVDescriptor:
-    """The descriptor of a request that is complete.
+class Draft(NamedTuple):
+    """What a seal covers, checked, and its digest."""
+
+    descriptor: KVDescriptor
+    digest: str
+
+    def covers(self, work: SourceWork, tokens: int) -> bool:
+        """Whether a seal at ``tokens`` covers this."""
+        claim = self.descriptor
+        return (claim.tokens, claim.group_first_tokens) == (tokens, work.group_first_tokens) and (
+            claim.blocks is work.blocks
+        )
+
+
+def draft_seal(work: SourceWork, spec: CacheSpec, tokens: int, *, integrity: bool) -> Draft:
+    """The descriptor of a request that ends at ``tokens``, kept for when it is sealed there.
+
+    Raises:
+        LayoutError: as `check_descriptor`.
+    """
+    if work.draft is None or not work.draft.covers(work, tokens):
+        blocks = () if work.blocks is None else work.blocks
+        descriptor = descriptor_of(work, spec, tokens, blocks, integrity=integrity)
+        check_descriptor(descriptor, spec)
+        work.draft = Draft(descriptor, descriptor_digest(descriptor))
+    return work.draft
+
+
+def final_draft(work: SourceWork, spec: CacheSpec, *, integrity: bool) -> Draft:
+    """The descriptor of a request that is complete, with its digest.
 
     Raises:
         LayoutError: nothing is ready, or a chunk is under way that not all layers hold.
@@ -85,7 +113,7 @@ def final_descriptor(work: SourceWork, spec: CacheSpec, *, integrity: bool) -> K
             f"below {work.frontier.layers} only; call ready(tokens={work.frontier.next_tokens}) once all hold them",
             request_id=work.key,
         )
-    return descriptor_of(work, spec, work.frontier.tokens, work.blocks, integrity=integrity)
+    return draft_seal(work, spec, work.frontier.tokens, integrity=integrity)
 
 
 def descriptor_of(

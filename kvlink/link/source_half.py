@@ -20,14 +20,14 @@ from kvlink.errors import (
     GpuError,
     KVLinkError,
 )
-from kvlink.layout import NOTHING, Frontier
+from kvlink.layout import NOTHING, Frontier, end_layer_of
 from kvlink.link.coordinator import Coordinator
 from kvlink.link.machine import Machine
 from kvlink.link.part import LivePart, Part, State
 from kvlink.link.recovery import Recovery
 from kvlink.link.sessions import Session, Sessions
 from kvlink.link.source_early import Early
-from kvlink.link.source_frontier import descriptor_of, final_descriptor, frontier_after
+from kvlink.link.source_frontier import descriptor_of, final_draft, frontier_after
 from kvlink.link.source_leases import Leases
 from kvlink.link.source_streams import Streams
 from kvlink.link.source_work import SourceWork
@@ -110,18 +110,20 @@ class SourceHalf:
         work = SourceWork(offer.key, part, self._loop.time(), max_tokens=offer.tokens, facts=offer.facts)
         work.blocks, work.frontier, work.sealed = offer.blocks, Frontier.whole(offer.tokens), True
         work.offer, work.family = offer, family
-        self._admit(work, descriptor_digest(descriptor))
+        digest = descriptor_digest(descriptor)
+        self._admit(work, digest)
         if after is None:
             work.descriptor = descriptor
-            self._begin(work, descriptor_digest(descriptor), offer.ttl_seconds)
+            self._begin(work, digest, offer.ttl_seconds)
             part.rise(State.READY)
         else:  # asks that come before are parked, as those of a part that is still announced
             self._begin(work, None, offer.ttl_seconds)
-            self._in_turn(work, after, partial(self._offer, work, descriptor))
+            self._in_turn(work, after, partial(self._offer, work, descriptor, digest))
 
     def announce(self, key: str, part: LivePart, *, max_tokens: int, ttl_seconds: float, facts: Facts) -> None:
         """Hold a place for KV that is still being computed; see `kvlink.Link.announce`."""
         work = SourceWork(key, part, self._loop.time(), max_tokens=max_tokens, facts=facts)
+        work.end_layer = end_layer_of(self._rank.caches.spec)
         self._admit(work, None)
         self._begin(work, None, ttl_seconds)
 
@@ -130,20 +132,19 @@ class SourceHalf:
         work = self._announced(part)
         told = frontier_after(work, ready, self._rank.caches.spec)
         moment = self._rank.moments.take(event=event)
+        blocks = work.blocks
         work.frontier, work.blocks, work.group_first_tokens = told
-        if work.blocks is not None:
+        if work.blocks is not None and work.blocks is not blocks:
             self._hold_blocks(work, work.blocks)
         self._in_turn(work, moment, partial(self._advance, work, work.frontier))
 
     def seal(self, part: Part) -> None:
         """Nothing more will come; see `kvlink.Part.seal`."""
         work = self._announced(part)
-        spec = self._rank.caches.spec
-        descriptor = final_descriptor(work, spec, integrity=self._rank.config.integrity)
-        check_descriptor(descriptor, spec)
+        descriptor, digest = final_draft(work, self._rank.caches.spec, integrity=self._rank.config.integrity)
         work.sealed = True
-        self._ledger.content(work.key, descriptor_digest(descriptor))
-        self._in_turn(work, None, partial(self._offer, work, descriptor))
+        self._ledger.content(work.key, digest)
+        self._in_turn(work, None, partial(self._offer, work, descriptor, digest))
 
     def cancel(self, part: Part, why: str) -> None:
         """End a part; nothing happens if it is not ours, or has ended."""
@@ -212,9 +213,9 @@ class SourceHalf:
             self._feed(work, protocol.TicketArrived(peer))
         self._unpark(work.key)
 
-    def _offer(self, work: SourceWork, descriptor: KVDescriptor) -> None:
+    def _offer(self, work: SourceWork, descriptor: KVDescriptor, digest: str) -> None:
         """All of it is in place: whoever asks may read."""
-        work.descriptor, work.digest = descriptor, descriptor_digest(descriptor)
+        work.descriptor, work.digest = descriptor, digest
         work.visible, work.sealed_at = work.frontier, self._loop.time()
         work.part.rise(State.READY)
         opening = None if work.offer is not None else self._opening(work)

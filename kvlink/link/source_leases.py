@@ -11,7 +11,7 @@ from kvlink.descriptor import check_group_first_tokens
 from kvlink.errors import BusyError, KVLinkError, PeerLostError, SchemaError, UnknownRequestError
 from kvlink.link.source_outgoing import Exposed, Outgoing
 from kvlink.link.source_work import Attempt, SourceWork
-from kvlink.plan import CopyPlan
+from kvlink.plan import CopyPlan, Increments
 from kvlink.transports.base import Exposure
 from kvlink.wire import Ask, Capacity, ErrorInfo, Lease, error_to_info
 
@@ -96,9 +96,10 @@ class Leases:
         check_group_first_tokens("ask.group_first_tokens", ask.group_first_tokens, own, descriptor.tokens)
         starts = descriptor.starts(ask.first_token, ask.group_first_tokens)
         if descriptor is work.opening:
-            work.outgoing[session.peer, ask.attempt] = Outgoing(
-                session.planners.of_stream(ask.leg), starts, [[] for _ in own.groups]
-            )
+            blocks: list[list[int]] = [[] for _ in own.groups]
+            of_stream = session.planners.of_stream(ask.leg)
+            increments = Increments(of_stream, blocks, None, starts=starts, max_tokens=work.max_tokens)
+            work.outgoing[session.peer, ask.attempt] = Outgoing(increments, blocks)
             return CopyPlan((), 0)
         planner = session.planners.of(ask.leg)
         return planner.plan(work.blocks, None, first_token=starts, tokens=descriptor.tokens)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from kvlink.layout import NOTHING, Frontier, IndexedBy
+from kvlink.layout import IndexedBy
+from kvlink.plan import Increments
 
 if TYPE_CHECKING:
     from kvlink.descriptor import BlockList
     from kvlink.layout import CacheSpec
     from kvlink.link.pump import Pump
-    from kvlink.plan import IncrementPlanner
     from kvlink.wire import Advance
 
 Exposed: TypeAlias = "tuple[Pump, str]"
@@ -24,20 +23,16 @@ class Outgoing:
     """What one attempt was told of its stream.
 
     Attributes:
-        planner: of its leg.
-        starts: first position that it reads, for each of our groups.
+        increments: their plans.
         blocks: those it was told, one list a group.
-        frontier: how far it was told.
         told: the words for increments that have not landed, by number.
         exposed: where those may be read, if they have bytes.
         landed: increments that have landed.
         moved: their bytes.
     """
 
-    planner: IncrementPlanner
-    starts: Sequence[int]
+    increments: Increments
     blocks: list[list[int]]
-    frontier: Frontier = NOTHING
     told: dict[int, Advance] = field(default_factory=dict)
     exposed: dict[int, Exposed] = field(default_factory=dict)
     landed: int = 0

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvlink import protocol
 from kvlink.errors import KVLinkError
+from kvlink.link.source_frontier import draft_seal
 from kvlink.wire import Advance, Landed, Prepared
 
 if TYPE_CHECKING:
     from kvlink.link.rank import LocalRank
     from kvlink.link.sessions import Sessions
     from kvlink.link.source_leases import Leases
-    from kvlink.link.source_work import SourceWork
+    from kvlink.link.source_outgoing import Outgoing
+    from kvlink.link.source_work import Attempt, SourceWork
 
 
 class Streams:
@@ -36,6 +40,7 @@ class Streams:
         self._sessions = sessions
         self._leases = leases
         self._fail = fail
+        self._loop = asyncio.get_running_loop()
 
     def expose(self, work: SourceWork, action: protocol.ExposeIncrement) -> None:
         """Let an attempt read one more increment, and keep the words that tell it so."""
@@ -48,19 +53,10 @@ class Streams:
             work.blocks, self._rank.caches.spec, tokens, last=tokens == work.max_tokens, sealed=action.sealed
         )
         try:
-            plan = outgoing.planner.plan(
-                outgoing.blocks,
-                None,
-                outgoing.frontier,
-                action.frontier,
-                starts=outgoing.starts,
-                max_tokens=work.max_tokens,
-                sealed=action.sealed,
-            )
+            plan = outgoing.increments.plan(action.frontier, sealed=action.sealed)
         except KVLinkError as error:
             self._fail(work, error)
             return
-        outgoing.frontier = action.frontier
         outgoing.told[action.number] = Advance(
             attempt=action.attempt,
             number=action.number,
@@ -74,6 +70,17 @@ class Streams:
             exposed = self._leases.let_read(work, key, action.attempt + action.number, plan)
             if exposed is not None:
                 outgoing.exposed[action.attempt + action.number] = exposed
+        if not action.sealed:
+            self._loop.call_soon(self._look_ahead, work, key, outgoing)
+
+    def _look_ahead(self, work: SourceWork, key: Attempt, outgoing: Outgoing) -> None:
+        """While its target reads: the likely next increment, and what a seal with it would cover."""
+        if work.outgoing.get(key) is not outgoing:
+            return
+        frontier = outgoing.increments.look_ahead()
+        if frontier is not None and not frontier.layers:
+            with contextlib.suppress(KVLinkError):  # the seal itself says what is wrong
+                draft_seal(work, self._rank.caches.spec, frontier.tokens, integrity=self._rank.config.integrity)
 
     def send(self, work: SourceWork, peer: str, attempt: int, number: int) -> None:
         """Tell the target of an increment; nothing, if it has landed or is exposed no more."""

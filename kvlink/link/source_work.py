@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvlink.descriptor import BlockList, FirstTokens, KVDescriptor
     from kvlink.layout import Place
     from kvlink.link.machine import Machine
+    from kvlink.link.source_frontier import Draft
     from kvlink.link.source_outgoing import Exposed, Outgoing
     from kvlink.plan import CopyPlan
     from kvlink.relayout.gpu import Moment
@@ -56,6 +57,8 @@ class SourceWork:
         plans: likewise, once it can be leased.
         exposed: under which of a transport's names an attempt reads.
         outgoing: what each attempt was told of its stream, if it reads one; else it is not among them.
+        end_layer: one past our last layer.
+        draft: what a seal would cover, if that is foreseen.
         advancing: the machine will be told of what has become visible.
         sealed_at: when the seal was acted on, on the loop's clock.
         attempts: every attempt that was leased.
@@ -87,6 +90,8 @@ class SourceWork:
     plans: dict[Attempt, CopyPlan] = field(default_factory=dict)
     exposed: dict[Attempt, Exposed] = field(default_factory=dict)
     outgoing: dict[Attempt, Outgoing] = field(default_factory=dict)
+    end_layer: int = 0
+    draft: Draft | None = None
     advancing: bool = False
     sealed_at: float | None = None
     attempts: set[Attempt] = field(default_factory=set)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from kvlink import limits
 from kvlink.descriptor import KVDescriptor, descriptor_digest
 from kvlink.errors import ConflictError, LayoutError
-from kvlink.layout import NOTHING, Frontier
+from kvlink.layout import Frontier
+from kvlink.plan import Increments
 from kvlink.wire import Advance
 
 
@@ -21,27 +22,30 @@ class Incoming:
         opening: what it begins with: no blocks, and the most tokens.
         starts: first position that is read, for each of the source's groups.
         room: tokens that the ticket promised room for.
-        frontier: how far it was told.
-        blocks: the source's, one list a group.
+        blocks: the source's, one list a group, as far as it was told.
+        increments: their plans.
+        draft: what a seal would cover, if that is foreseen: tokens, blocks in each group, digest of the descriptor.
     """
 
     opening: KVDescriptor
     starts: tuple[int, ...]
     room: int
-    frontier: Frontier = NOTHING
-    blocks: list[list[int]] = field(default_factory=list)
+    blocks: list[list[int]]
+    increments: Increments
+    draft: tuple[int, list[int], str] | None = None
 
     def hear(self, advance: Advance) -> None:
-        """Take an increment's words; the frontier is left to whoever plans.
+        """Take an increment's words, before it is planned.
 
         Raises:
             LayoutError: it goes backwards or too far, ends before where we begin, or has blocks of other groups, or
                 more than any request.
             ConflictError: the seal covers something else than what was told.
         """
-        frontier, most = advance.frontier, min(self.room, self.opening.tokens)
-        if not (frontier.covers(self.frontier) and frontier.tokens <= frontier.next_tokens <= most):
-            raise LayoutError(f"a stream with room for {most} tokens goes from {self.frontier} to {frontier}")
+        frontier, before = advance.frontier, self.increments.frontier
+        most = min(self.room, self.opening.tokens)
+        if not (frontier.covers(before) and frontier.tokens <= frontier.next_tokens <= most):
+            raise LayoutError(f"a stream with room for {most} tokens goes from {before} to {frontier}")
         if len(advance.blocks) != len(self.blocks):
             raise LayoutError(f"{len(advance.blocks)} block lists are told for {len(self.blocks)} groups")
         for told, more in zip(self.blocks, advance.blocks, strict=True):
@@ -52,7 +56,21 @@ class Incoming:
             return
         if frontier.tokens < max(self.starts):  # what lies before is others', too: their prefix
             raise LayoutError(f"a stream ends at position {frontier.tokens}, and is read from {self.starts} on")
-        blocks = tuple(map(tuple, self.blocks))
-        content = descriptor_digest(replace(self.opening, tokens=frontier.tokens, blocks=blocks))
+        content = self._content(frontier.tokens)
         if content != advance.sealed or frontier != Frontier.whole(frontier.tokens):
             raise ConflictError(f"the seal covers {advance.sealed}; what was streamed amounts to {content}")
+
+    def look_ahead(self) -> None:
+        """While nothing else is to be done: the likely next increment, and what a seal with it would cover."""
+        frontier = self.increments.look_ahead()
+        if frontier is not None and not frontier.layers:
+            self._content(frontier.tokens)
+
+    def _content(self, tokens: int) -> str:
+        """Digest of the descriptor of what was told so far, if it ends at ``tokens``."""
+        counts = [len(blocks) for blocks in self.blocks]
+        if self.draft is None or self.draft[:2] != (tokens, counts):
+            blocks = tuple(map(tuple, self.blocks))
+            digest = descriptor_digest(replace(self.opening, tokens=tokens, blocks=blocks))
+            self.draft = tokens, counts, digest
+        return self.draft[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from kvlink.errors import KVLinkError, PeerLostError
 from kvlink.link.target_incoming import Incoming
 from kvlink.link.target_work import LegWork, TargetWork, size_mismatch
 from kvlink.link.uncovered import zero_uncovered
+from kvlink.plan import Increments
 from kvlink.relayout import native_plan
 from kvlink.wire import Advance, error_to_info
 
@@ -35,6 +37,7 @@ class Incomings:
         self._sessions = sessions
         self._reads = reads
         self._feed = feed
+        self._loop = asyncio.get_running_loop()
 
     def open(self, work: TargetWork, leg: LegWork, session: Session, opening: KVDescriptor) -> None:
         """A leg is to be read increment by increment.
@@ -42,10 +45,12 @@ class Incomings:
         Raises:
             MismatchError, UnsupportedError: the leg cannot be planned.
         """
-        session.planners.of_stream(leg.groups)
+        planner = session.planners.of_stream(leg.groups)
         starts = opening.starts(work.first_token, work.source_first_tokens(self._rank.caches.spec))
         room = opening.tokens if work.ticket is None else work.ticket.tokens
-        leg.stream = Incoming(opening, starts, room, blocks=[[] for _ in opening.blocks])
+        blocks: list[list[int]] = [[] for _ in opening.blocks]
+        increments = Increments(planner, blocks, work.into, starts=starts, max_tokens=opening.tokens)
+        leg.stream = Incoming(opening, starts, room, blocks, increments)
 
     def start(self, work: TargetWork, leg: LegWork, advance: Advance) -> None:
         """Read one more increment of a leg."""
@@ -56,28 +61,20 @@ class Incomings:
             self._feed(work, ended)
             return
         self._reads.start(work, leg, plan, advance.number)
+        if advance.sealed is None and leg.stream is not None:
+            self._loop.call_soon(leg.stream.look_ahead)
 
     def _plan(self, work: TargetWork, leg: LegWork, advance: Advance) -> CopyPlan:
         session, stream = self._sessions.get(leg.peer), leg.stream
         if session is None or stream is None:
             raise PeerLostError(f"no session with {leg.peer} to read from", peer=leg.peer)
-        before = stream.frontier
         stream.hear(advance)
         if advance.sealed is not None and work.uncovered == "zero":
             zero_uncovered(self._rank.caches, self._rank.gpu, work.into, advance.frontier.tokens)
-        plan = session.planners.of_stream(leg.groups).plan(
-            stream.blocks,
-            work.into,
-            before,
-            advance.frontier,
-            starts=stream.starts,
-            max_tokens=stream.opening.tokens,
-            sealed=advance.sealed is not None,
-        )
+        plan = stream.increments.plan(advance.frontier, sealed=advance.sealed is not None)
         if plan.total_bytes != advance.total_bytes:
             own = str(self._rank.caches.spec.place)
             raise size_mismatch(leg, advance.total_bytes, plan.total_bytes, own)
-        stream.frontier = advance.frontier
         leg.total_bytes += plan.total_bytes
         if self._rank.gpu is not None:
             self._rank.gpu.prepare(native_plan(plan))

@@ -7,7 +7,7 @@ costs.
 """
 
 from kvlink.plan.copyplan import Conversion, CopyPlan, Dim, Segment, check_plan
-from kvlink.plan.increments import IncrementPlanner
+from kvlink.plan.increments import IncrementPlanner, Increments
 from kvlink.plan.legs import Leg, assign_legs, readers_of, unread_sources
 from kvlink.plan.path import (
     DIRECT,
@@ -38,6 +38,7 @@ __all__ = [
     "CopyPlan",
     "Dim",
     "IncrementPlanner",
+    "Increments",
     "Leg",
     "LegPlanner",
     "Rate",

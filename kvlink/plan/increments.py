@@ -6,13 +6,15 @@ Both sides make it from the same two frontiers, so it has one wire order, as a w
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
 from kvlink import limits
-from kvlink.layout import CacheSpec, Frontier, GroupShare, IndexedBy
+from kvlink.errors import KVLinkError
+from kvlink.layout import NOTHING, CacheSpec, Frontier, GroupShare, IndexedBy, end_layer_of
 from kvlink.plan.copyplan import CopyPlan, Segment
 from kvlink.plan.planner import LegPlanner, in_wire_order
 
@@ -30,6 +32,10 @@ class IncrementPlanner:
         source: the source rank's spec, having passed `kvlink.layout.check_spec`.
         target: the target rank's spec, likewise.
         leg_groups: layers and heads of the whole leg.
+
+    Attributes:
+        end_layer: one past the source rank's last layer.
+        moves_states: it has groups that are not indexed by tokens.
     """
 
     def __init__(self, source: CacheSpec, target: CacheSpec, leg_groups: Sequence[GroupShare]) -> None:
@@ -38,6 +44,8 @@ class IncrementPlanner:
         self._by_token = tuple(share for share in leg_groups if by_name.get(share.name) is not IndexedBy.ENTRY)
         self._by_entry = tuple(share for share in leg_groups if by_name.get(share.name) is IndexedBy.ENTRY)
         self._planners: dict[tuple[GroupShare, ...], LegPlanner] = {}
+        self.end_layer = end_layer_of(source)
+        self.moves_states = bool(self._by_entry)
 
     def plan(  # noqa: PLR0913 - two frontiers, two sides' blocks, and what ends them
         self,
@@ -105,6 +113,75 @@ class IncrementPlanner:
                 self._planners.clear()
             planner = self._planners[leg] = LegPlanner(self._source, self._target, leg)
         return planner.plan(source_blocks, target_blocks, first_token=firsts, tokens=tokens)
+
+
+class Increments:
+    """The plans of one stream's increments, one after the other, each from where the last one ended.
+
+    What comes next can mostly be foreseen: an engine goes through its layers in even steps. So it is planned while the
+    engine computes it, and costs no time once it is ready.
+
+    Args:
+        planner: of its leg.
+        source_blocks: as for `IncrementPlanner.plan`; whoever has the stream appends to these lists.
+        target_blocks: likewise; ``None`` for the source's own side.
+        starts: likewise.
+        max_tokens: likewise.
+
+    Attributes:
+        frontier: what the increments so far have moved.
+    """
+
+    def __init__(
+        self,
+        planner: IncrementPlanner,
+        source_blocks: Sequence[list[int]],
+        target_blocks: Blocks | None,
+        *,
+        starts: Sequence[int],
+        max_tokens: int,
+    ) -> None:
+        self.frontier = NOTHING
+        self._planner = planner
+        self._blocks = source_blocks, target_blocks
+        self._starts, self._max_tokens = starts, max_tokens
+        self._before = NOTHING
+        self._foreseen: tuple[tuple[object, ...], CopyPlan] | None = None
+
+    def plan(self, after: Frontier, *, sealed: bool) -> CopyPlan:
+        """The next increment: what ``after`` adds; raises as `IncrementPlanner.plan` does, and then nothing changed."""
+        foreseen = self._foreseen
+        if foreseen is not None and foreseen[0] == self._case(after, sealed=sealed):
+            plan = foreseen[1]
+        else:
+            plan = self._plan(after, sealed=sealed)
+        self._before, self.frontier, self._foreseen = self.frontier, after, None
+        return plan
+
+    def look_ahead(self) -> Frontier | None:
+        """Plan the likely next increment while there is nothing else to do; what it would come to, if any is likely."""
+        after = self.frontier.foresee(self._before, self._planner.end_layer)
+        if after is not None and self._foreseen is None:
+            with contextlib.suppress(KVLinkError):  # if it comes to that, whoever needs the plan will hear of it
+                self._foreseen = self._case(after, sealed=False), self._plan(after, sealed=False)
+        return after
+
+    def _plan(self, after: Frontier, *, sealed: bool) -> CopyPlan:
+        return self._planner.plan(
+            *self._blocks,
+            self.frontier,
+            after,
+            starts=self._starts,
+            max_tokens=self._max_tokens,
+            sealed=sealed,
+        )
+
+    def _case(self, after: Frontier, *, sealed: bool) -> tuple[object, ...]:
+        """All that the next plan depends on and that may yet turn out otherwise; token groups' blocks only come on."""
+        if not self._planner.moves_states:
+            return (after,)
+        layers = _layers_with_states(after, self._max_tokens, sealed=sealed)
+        return after, layers, *map(len, self._blocks[0])
 
 
 def _layers_with_states(frontier: Frontier, max_tokens: int, *, sealed: bool) -> int:

@@ -148,6 +148,8 @@ class Conductor:
         num_blocks = self._num_blocks()
         opened = await together(engine.open(self._case, num_blocks) for engine in self._engines)
         self.tally.open_seconds = max(worker.seconds for workers in opened for worker in workers)
+        clocks = {worker.clock for workers in opened for worker in workers}
+        self.tally.one_clock = len(clocks) == 1 and "" not in clocks
         cards = [_cards(workers) for workers in opened]
         self._source_cards, target_cards = cards[: len(self._sources)], cards[len(self._sources) :]
         await together(
@@ -221,10 +223,20 @@ class Conductor:
             return None
         return Window(
             transfers=transfers,
-            exposed_seconds=tuple(max(worker.exposed_seconds for worker in workers) for workers in settled),
+            exposed_seconds=tuple(
+                self._exposed(request.transfer, workers)
+                for request, workers in zip(requests, settled, strict=True)
+                if request.transfer is not None and self._case.layer_seconds is not None
+            ),
             source_cpu_seconds=sum(spent.cpu_seconds for workers in source for spent in workers),
             target_cpu_seconds=sum(spent.cpu_seconds for workers in target for spent in workers),
         )
+
+    def _exposed(self, transfer: Transfer, settled: Sequence[m.Settled]) -> float:
+        """From the last layer of all ranks to the last rank's install or, on two clocks, its source's knowing of it."""
+        computed = max(worker.computed_at_seconds or 0.0 for worker in settled)
+        heard = max(worker.heard_at_seconds for worker in settled)
+        return (transfer.span.end_seconds if self.tally.one_clock else heard) - computed
 
     async def _move(self, request: _Request) -> None:
         """Try until it is installed on every rank, or the policy ends it. Its time is over all tries."""

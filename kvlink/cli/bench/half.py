@@ -22,6 +22,7 @@ from kvlink.cli.bench.socket_probes import SocketProber, SocketServer
 from kvlink.errors import ClosedError, KVLinkError
 from kvlink.relayout import Gpu
 from kvlink.transports.base import Transport
+from kvlink.transports.host import host_id_or_none
 from kvlink.transports.loopback import LoopbackTransport
 from kvlink.transports.loopback_fabric import LoopbackFabric
 from kvlink.wire import Address, ErrorInfo, error_to_info, request_key
@@ -92,7 +93,7 @@ class _Opened:
     engines: dict[int, int] = field(default_factory=dict)
     parts: dict[int, list[kvlink.Part]] = field(default_factory=dict)
     lives: dict[int, int] = field(default_factory=dict)
-    computing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    computing: dict[int, asyncio.Task[float]] = field(default_factory=dict)
 
 
 class Half:
@@ -184,11 +185,12 @@ class Half:
             self._commons.caches[command.side] = [rank.caches for rank in ranks]
         cards = tuple(rank.link.card for rank in ranks)
         if case.transport != "ucx":
-            return m.Opened(cards=cards, seconds=seconds)
+            return m.Opened(cards=cards, seconds=seconds, clock=host_id_or_none())
         (ucx,) = ranks[0].link.capabilities
         return m.Opened(
             cards=cards,
             seconds=seconds,
+            clock=host_id_or_none(),
             ucx_version=ucx.version,
             ucx_origin=ucx.origin,
             ucx_transports=ucx.detail,
@@ -298,26 +300,28 @@ class Half:
 
     async def _compute(
         self, parts: Sequence[kvlink.Part], blocks: m.Blocks, tokens: int, layer_seconds: float
-    ) -> None:  # fmt: skip
-        """Pretend to compute the prompt as one chunk, layer after layer, on all ranks alike."""
+    ) -> float:  # fmt: skip
+        """Pretend to compute the prompt as one chunk, layer after layer, on all ranks alike; when the last one was."""
         layers = self._opened.case.geometry.layers
-        begun = time.monotonic()
+        begun = computed = time.monotonic()
         for layer in range(1, layers + 1):
             await asyncio.sleep(max(0.0, begun + layer * layer_seconds - time.monotonic()))
+            computed = time.monotonic()
             for rank, part in zip(self._opened.ranks, parts, strict=True):
                 if part.state.ended:
                     continue
                 rank.ready(part, blocks, tokens, layer)
                 if layer == layers:
                     part.seal()
+        return computed
 
     async def _settle(self, command: m.Settle) -> m.Settled:
         parts = self._opened.parts.pop(command.request, [])
-        results, error = await _ends(parts)
-        if (computing := self._opened.computing.pop(command.request, None)) is not None:
-            await computing
-        exposed = max((result.phases.get("exposed", 0.0) for result in results), default=0.0)
-        return m.Settled(error=error, exposed_seconds=exposed)
+        _, error = await _ends(parts)
+        heard = time.monotonic()
+        computing = self._opened.computing.pop(command.request, None)
+        computed = None if computing is None else await computing
+        return m.Settled(error=error, computed_at_seconds=computed, heard_at_seconds=heard)
 
     async def _move(self, command: m.Move) -> m.Moved:
         opened = self._opened

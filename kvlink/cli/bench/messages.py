@@ -158,11 +158,13 @@ class Done(Reply, frozen=True):
 class Opened(Reply, frozen=True):
     """The links are open: one card a rank, what UCX was loaded, and how long pools and registration took.
 
-    ``gpu`` is where the caches lie; ``stand_in`` says that it is none, but a library for tests.
+    ``gpu`` is where the caches lie; ``stand_in`` says that it is none, but a library for tests. ``clock``: whose
+    monotonic clock the worker's times are on, or nothing.
     """
 
     cards: tuple[Card, ...]
     seconds: float
+    clock: str = ""
     ucx_version: str | None = None
     ucx_origin: str | None = None
     ucx_transports: str | None = None
@@ -185,11 +187,13 @@ class Spent(Reply, frozen=True):
 class Settled(Reply, frozen=True):
     """How the source's parts of a request ended; ``error`` is the first that failed.
 
-    ``exposed_seconds``: from the seal of a push to the news that it is installed, on the slowest rank.
+    ``computed_at_seconds``: when the last layer of a push was in place, on the host's monotonic clock, if it was
+    computed layer by layer; ``heard_at_seconds``: when the last rank knew it installed.
     """
 
     error: ErrorInfo | None
-    exposed_seconds: float = 0.0
+    computed_at_seconds: float | None = None
+    heard_at_seconds: float = 0.0
 
 
 class RankMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

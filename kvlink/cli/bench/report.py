@@ -111,13 +111,15 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
 class Streamed(msgspec.Struct, frozen=True, kw_only=True):
     """What a push left to do once its last layer was computed, each layer taking ``layer_seconds``.
 
-    ``exposed_s``: from the seal, which follows the last layer, to the source's knowing it installed.
+    ``exposed_s``: from the last layer, before KVLink is told of it, to ``exposed_until``: all ranks *installed* or,
+    where the two sides are on different hosts and so have no clock in common, *heard* by the source.
     ``layer_transfer_s``: what a layer took on the wire, on average over the run's; ``exposed_in_layers``: the median
     of the one in terms of the other. ``layer_raw_s``: a layer's share of the raw moves beside, null without them.
     """
 
     layer_seconds: float
     exposed_s: Percentiles
+    exposed_until: Literal["installed", "heard"]
     layer_transfer_s: float
     exposed_in_layers: float
     layer_raw_s: float | None
@@ -272,6 +274,7 @@ def _streamed(case: Case, tally: Tally) -> Streamed | None:
     return Streamed(
         layer_seconds=case.layer_seconds,
         exposed_s=_percentiles(exposed),
+        exposed_until="installed" if tally.one_clock else "heard",
         layer_transfer_s=layer,
         exposed_in_layers=median(exposed) / layer if layer else 0.0,
         layer_raw_s=median(pair.raw_seconds for pair in tally.pairs) / layers if tally.pairs else None,

@@ -68,7 +68,7 @@ def _streamed(report: Report) -> list[tuple[str, str]]:
     if streamed is None:
         return []
     exposed = streamed.exposed_s
-    text = f"{_ms(exposed.p50)} p50, {_ms(exposed.p95)} p95 from the last layer to installed: "
+    text = f"{_ms(exposed.p50)} p50, {_ms(exposed.p95)} p95 from the last layer to {streamed.exposed_until}: "
     text += f"{streamed.exposed_in_layers:.2f} times a layer's {_ms(streamed.layer_transfer_s)} on the wire"
     return [("exposed", text if streamed.layer_raw_s is None else f"{text} ({_ms(streamed.layer_raw_s)} raw)")]
 

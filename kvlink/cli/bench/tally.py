@@ -91,7 +91,8 @@ class Window:
 class Tally:
     """All that a bench measured. ``windows`` and ``pairs`` are warm; ``cold`` is the very first request.
 
-    ``exposed``: of each warm request that was pushed, seconds from its seal to its source's knowing it installed.
+    ``exposed``: of each warm request that was computed layer by layer, seconds from its last layer to its last
+    rank's install; without ``one_clock`` of both sides, to its source's knowing of it.
     """
 
     cold: Transfer | None = None
@@ -104,6 +105,7 @@ class Tally:
     verified: int = 0
     faults: list[str] = field(default_factory=list)
     exposed: list[float] = field(default_factory=list)
+    one_clock: bool = False
 
     @property
     def transfers(self) -> list[Transfer]:
