@@ -78,6 +78,7 @@ async def test_what_a_push_leaves_to_do_after_its_last_layer_is_reported(transpo
     assert report["verified"] is True
     streamed = report["streamed"]
     assert streamed["layer_seconds"] == 0.003
+    assert streamed["exposed_until"] == "installed", "one host has one clock"
     assert 0 < streamed["exposed_s"]["p50"] <= streamed["exposed_s"]["p95"]
     assert streamed["exposed_in_layers"] == pytest.approx(
         streamed["exposed_s"]["p50"] / streamed["layer_transfer_s"], rel=0.5
