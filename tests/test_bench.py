@@ -194,6 +194,21 @@ async def test_two_halves_that_meet_over_tcp(monkeypatch, tmp_path):
     assert serving.returncode == 0
 
 
+async def test_a_half_that_stays_serves_every_point_of_a_sweep():
+    serving = await bench("--serve", "127.0.0.1:0", "--open", "--stay")
+    said = (await asyncio.wait_for(serving.stderr.readline(), 30)).decode()
+    port = said.split(" port ")[1].split(":")[0]
+    sweep = await finished(*SMALL, "--open", "--connect", f"127.0.0.1:{port}", "--sweep", "tokens=64:128")
+    assert sweep["verified"] is True
+    assert [report["case"]["tokens"] for report in sweep["reports"]] == [64, 128]
+    ended = 0
+    while ended < 2:
+        said = (await asyncio.wait_for(serving.stderr.readline(), 30)).decode()
+        ended += int(said.split("ended, verified: ")[1].split(";")[0])
+    serving.send_signal(signal.SIGINT)
+    await asyncio.wait_for(serving.communicate(), 30)
+
+
 async def test_an_ucx_that_is_not_there_ends_with_code_3():
     process = await bench(*SMALL, "--ucx-origin", "/nonexistent/libucp.so.0")
     _, err = await asyncio.wait_for(process.communicate(), 30)

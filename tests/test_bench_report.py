@@ -15,10 +15,13 @@ from kvlink.cli.bench.case import Case, Side
 from kvlink.cli.bench.report import Report, Runs, make_report
 from kvlink.cli.bench.tally import PHASES, Pair, Span, Tally, Transfer, Window, median, percentile
 from kvlink.cli.models import MODELS
+from kvlink.layout import DType
 
 KEYS = {
     "schema": None, "kvlink": None, "evidence_level": None,
-    "environment": ["host", "cpus", "python", "ucx_version", "ucx_origin", "ucx_transports", "gpu"],
+    "environment": [
+        "host", "cpus", "python", "ucx_version", "ucx_origin", "ucx_transports", "gpu", "date", "load_before",
+    ],
     "case": [
         "model", "layers", "kv_heads", "head_dim",
         "tokens", "dtype", "source", "target", "flow", "transport", "transport_reason", "path", "path_reason",
@@ -38,6 +41,7 @@ KEYS = {
     "cold": ["open_seconds", "latency_seconds", "throughput_gb_s"],
     "between_engines_gb_s": None,
     "streamed": None,
+    "peers": None,
 }  # fmt: skip
 """DESIGN's section on contracts; beyond it ``cold``, and what of the model's geometry flags may have changed."""
 
@@ -151,6 +155,27 @@ def test_the_table_tells_the_same():
     text = console.file.getvalue()
     for words in ("3.00 GB/s median", "65% of it reached", "every byte", "TP 2, PP 1, blocks of 16, nhd", "64 KiB"):
         assert words in text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"concurrency": 2}, "one request of one pair"),
+        ({"source_engines": 3}, "one request of one pair"),
+        ({"kill_target_every": 2, "tries": 2}, "kills"),
+        ({"target": Side(tp=2, pp=1, block_size=16, layout="nhd", dtype=DType.FLOAT8_E4M3)}, "converts nothing"),
+    ],
+)
+def test_a_limit_that_was_not_measured_is_told_with_the_reason(change, words):
+    case = msgspec.structs.replace(CASE, limit_check=False, **change)
+    opened = m.Opened(cards=(), seconds=0.0)
+    without = make_report(case, Tally(completed=1, verified=1), opened, Runs(count=3, bytes=7), ("ucx_get", "raw"))
+    assert without.limit is None
+    console = Console(file=io.StringIO(), width=200)
+    table.show(without, console)
+    (told,) = [line for line in console.file.getvalue().splitlines() if line.startswith("limit")]
+    assert "not measured" in told
+    assert words in told
 
 
 def test_percentiles():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import struct
 import xml.etree.ElementTree as ET
 
@@ -12,7 +13,7 @@ import pytest
 
 from kvlink.cli import main
 from kvlink.cli.bench import plot
-from kvlink.cli.bench.chart import chart
+from kvlink.cli.bench.chart import chart, size_label
 
 TINY = [
     "bench", "--transport", "loopback", "--layers", "2", "--kv-heads", "2", "--head-dim", "16", "--requests", "2",
@@ -64,7 +65,12 @@ def test_the_page_needs_nothing_else_and_tells_every_point(capsys, tmp_path):
     text = file.read_text()
     assert not any(word in text for word in ("<script", "<link", "src=", "@import"))
     assert "compared and right" in text
-    assert "size of a request (bytes)" in text
+    assert "KV of a request" in text
+    assert "limit: one thread" in text
+    assert "alternating; median of 2 pairs" in text
+    assert re.search(r"<tr><td>1</td><td>32</td><td>local</td><td>2</td>", text)  # run, tokens, path, done
+    assert re.search(r"<th>run</th>.*<th>wire</th>", text)
+    assert re.search(r"<td>\d+ / \d+ / \d+</td>", text)
     (svg,) = [part.split("</svg>")[0] for part in text.split("<svg")[1:]]
     assert svg.count("<circle") == 4  # two points, and two of the limit
 
@@ -79,6 +85,22 @@ def test_the_plot_is_a_picture(capsys, tmp_path):
     width, height = struct.unpack(">II", data[16:24])
     assert width > 600
     assert height > 400
+
+
+def test_each_run_of_a_series_is_announced_with_its_point_unless_it_is_to_be_quiet(capsys):
+    sweep = ["--sweep", "concurrency=1:2", "--requests", "3"]
+    assert main([*TINY[:-1], *sweep]) == 0
+    said = capsys.readouterr()
+    assert said.err.splitlines() == ["concurrency=1: run 1 of 2", "concurrency=2: run 2 of 2"]
+    assert main([*TINY, *sweep]) == 0
+    assert not capsys.readouterr().err
+
+
+def test_a_point_that_does_not_fit_this_machine_is_named_before_any_is_run(capsys):
+    code, out, err = run(capsys, "--sweep", "tokens=65536:16777216", "--layers", "64", "--kv-heads", "64")
+    assert code == 3
+    assert not out
+    assert re.search(r"kvlink bench: tokens=\d+: this bench needs .* GB of memory", err)
 
 
 def test_a_plot_without_matplotlib_is_refused_before_anything_runs(capsys, tmp_path, monkeypatch):
@@ -105,7 +127,10 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_runs(capsys, tmp_p
         (["--repeat", "2", "--json", "-", "--csv", "-"], "only one"),
         (["--repeat", "2", "--csv", "/nonexistent/x.csv"], "--csv /nonexistent/x.csv cannot be written"),
         (["--repeat", "2", "--serve", "127.0.0.1:0"], "--serve lends"),
-        (["--repeat", "2", "--connect", "127.0.0.1:1", "--transport", "ucx"], "ends with one bench"),
+        (["--repeat", "2", "--compare", "nixl"], "--compare runs at one run length"),
+        (["--stay"], "give --serve too"),
+        (["--sweep", "tokens=1:2", "--plot", "x"], "--plot x: its ending"),
+        (["--sweep", "tokens=1:2", "--plot", "x.gpj"], "give .png"),
     ],
 )  # fmt: skip
 def test_a_series_that_makes_no_sense_is_refused_by_its_flag(capsys, flags, words):
@@ -115,9 +140,11 @@ def test_a_series_that_makes_no_sense_is_refused_by_its_flag(capsys, flags, word
 
 
 def test_a_chart_has_its_axes_named_and_its_lines_in_the_legend():
-    svg = chart({"a & b": [(64, 1.0), (4096, 3.2)], "limit": [(64, 4.0)]}, x_title="bytes", y_title="GB/s")
+    svg = chart(
+        {"a & b": [(64, 1.0), (4096, 3.2)], "limit": [(64, 4.0)]}, x_title="bytes", y_title="GB/s", x_tick=size_label
+    )
     root = ET.fromstring(svg)
     words = [element.text for element in root.iter() if element.text and element.text.strip()]
-    assert {"a & b", "limit", "bytes", "GB/s", "64", "4K", "0", "5"} <= set(words)
+    assert {"a & b", "limit", "bytes", "GB/s", "64 B", "4 KiB", "0", "4"} <= set(words)
     heights = [float(circle.get("cy")) for circle in root.iter("{http://www.w3.org/2000/svg}circle")]
     assert heights[2] < heights[1] < heights[0]  # more is higher

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+from kvlink import cli
+from kvlink.cli.bench import peers
 
 COMPARE = Path(__file__).parent.parent / "benchmarks" / "peers" / "compare.py"
 TINY = ["--fragments", "64K", "--scenes", "tcp", "--rounds", "2", "--pool-mib", "16", "--move-mib", "4", "--json", "-"]
@@ -27,6 +31,26 @@ def test_kvlink_takes_part_and_absent_peers_are_named():
         assert "ModuleNotFoundError" in size["absent"]["mooncake"]
         assert "ModuleNotFoundError" in size["absent"]["nixl"]
     assert "not measured" in run.stderr
+
+
+def test_a_bench_is_shown_beside_the_peers_that_were_asked_for(capsys, monkeypatch, tmp_path):
+    """The peer here can be imported where the bench looks, and fails where it runs: it is named with its own words."""
+    (tmp_path / "mooncake.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    for bound, small in (("_ROUNDS", 2), ("_POOL_MIB", 16), ("_MOVE_MIB", 4)):
+        monkeypatch.setattr(peers, bound, small)
+    flags = ["--transport", "stream", "--layers", "2", "--tokens", "256", "--requests", "1", "--no-limit-check"]
+    assert cli.main(["bench", *flags, "--compare", "mooncake", "--json", "-"]) == 0
+    said = capsys.readouterr()
+    report = json.loads(said.out)
+    assert report["verified"] is True
+    beside = report["peers"]
+    assert beside["fragment_bytes"] == report["runs"]["bytes"] == 64 << 10
+    assert beside["results"].keys() >= {"kvlink stream-off", "kvlink stream-on", "limit socket"}
+    assert not any("nixl" in name for name in [*beside["results"], *beside["absent"]])
+    if "mooncake write" not in beside["results"]:  # not here, as usual
+        assert "ModuleNotFoundError" in beside["absent"]["mooncake"]
+    assert "comparing with mooncake in fragments of 64 KiB" in said.err
 
 
 def test_a_wrong_byte_is_found(tmp_path):

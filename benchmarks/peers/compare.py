@@ -211,6 +211,7 @@ def run_size(options: argparse.Namespace, scene: str, fragment_bytes: int) -> di
         chance = random.Random(options.seed)
         order = list(entries)
         for number in range(options.rounds + 1):
+            progress(f"{scene}, fragments of {fragment_bytes >> 10} KiB: round {number} of {options.rounds}")
             theirs, ours = (chance.sample(range(blocks), moved) for _ in range(2))
             for name, pair, mode in order:
                 try:
@@ -222,6 +223,7 @@ def run_size(options: argparse.Namespace, scene: str, fragment_bytes: int) -> di
                 if number > 0:  # the first is cold
                     turns.setdefault(name, []).append(turn)
             order = [entry for entry in order[1:] + order[:1] if entry in entries]
+        progress("")
         for pair in {id(entry[1]): entry[1] for entry in entries}.values():
             pair.sweep()
         for name, pair, mode in entries:
@@ -230,6 +232,13 @@ def run_size(options: argparse.Namespace, scene: str, fragment_bytes: int) -> di
         "scene": scene, "fragment_bytes": fragment_bytes, "payload_bytes": payload, "results": results,
         "ratios": ratios(results) | {"over_limit": over_limit(results)}, "absent": absent,
     }  # fmt: skip
+
+
+def progress(words: str) -> None:
+    """One line that moves, where somebody watches."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r{words:60}" if words else f"\r{'':60}\r")
+        sys.stderr.flush()
 
 
 def summary(turns: list[dict[str, float]], payload: int) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 _WIDTH, _HEIGHT = 860, 420
@@ -16,8 +16,8 @@ _STEPS: Final = 5
 Line = Sequence[tuple[float, float]]
 
 
-def chart(lines: Mapping[str, Line], *, x_title: str, y_title: str) -> str:
-    """Draw named lines of (size, rate); all but the first are dashed. Sizes are positive."""
+def chart(lines: Mapping[str, Line], *, x_title: str, y_title: str, x_tick: Callable[[float], str]) -> str:
+    """Draw named lines of (size, rate); all but the first are dashed. Sizes are positive; ``x_tick`` says them."""
     sizes = sorted({x for line in lines.values() for x, _ in line})
     top = _nice(max((y for line in lines.values() for _, y in line), default=1.0) or 1.0)
     low, high = math.log2(sizes[0]), math.log2(sizes[-1])
@@ -35,7 +35,7 @@ def chart(lines: Mapping[str, Line], *, x_title: str, y_title: str) -> str:
         y = y_of(rate)
         parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
         parts.append(_text(_LEFT - 8, y + 4, f"{rate:g}", "end"))
-    parts += [_text(x_of(size), _HEIGHT - _BOTTOM + 18, size_label(size), "middle") for size in sizes]
+    parts += [_text(x_of(size), _HEIGHT - _BOTTOM + 18, x_tick(size), "middle") for size in sizes]
     parts.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 12, x_title, "middle"))
     parts.append(f'<g transform="rotate(-90 16 {_HEIGHT / 2})">{_text(16, _HEIGHT / 2, y_title, "middle")}</g>')
     for index, (name, line) in enumerate(lines.items()):
@@ -54,14 +54,14 @@ def _text(x: float, y: float, words: str, anchor: str) -> str:
 
 
 def _nice(value: float) -> float:
-    """The next of 1, 2, 5, 10, 20, ... that is not below."""
+    """The next round number that is not below, a fifth of which is round, too."""
     scale = 10.0 ** math.floor(math.log10(value))
-    return next(step * scale for step in (1, 2, 5, 10) if step * scale >= value)
+    return next(step * scale for step in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if step * scale >= value)
 
 
 def size_label(value: float) -> str:
-    """``4K`` for 4096: units of 1024."""
-    for unit, size in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
+    """``4 KiB`` for 4096."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if value >= size:
-            return f"{value / size:.4g}{unit}"
-    return f"{value:g}"
+            return f"{value / size:.4g} {unit}"
+    return f"{value:g} B"

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+import msgspec
+
 from kvlink.cli.bench import peers, table
 from kvlink.cli.bench.blocks import check_memory, pool_blocks
 from kvlink.cli.bench.case import Case, SideName
@@ -44,12 +46,22 @@ def run(options: Options) -> bool:
         return _run_loop(_serve(options, options.serve))
     if options.json not in (None, "-"):
         check_writable("--json", Path(options.json))
-    peers.check(options.compare)
+    peers.check(options.compare, options.peers_python)
     report = run_case(options)
-    write_result(report, options.json, partial(table.show, report))
-    if options.compare:
-        peers.compare(report)
+    try:
+        if options.compare:
+            report = _beside_peers(report, options)
+    finally:  # what was measured is kept, whatever becomes of the comparison
+        write_result(report, options.json, partial(table.show, report))
     return report.verified
+
+
+def _beside_peers(report: Report, options: Options) -> Report:
+    compared = peers.compare(
+        options.compare, run_bytes=report.runs.bytes, transport=report.case.transport, python=options.peers_python,
+        quiet=options.quiet,
+    )  # fmt: skip
+    return msgspec.structs.replace(report, peers=compared)
 
 
 def check_case(options: Options) -> None:
@@ -75,8 +87,8 @@ def run_case(options: Options) -> Report:
 
 
 async def _serve(options: Options, address: str) -> bool:
-    screen = Screen(0, quiet=options.quiet)
-    return await Lender(bench_secret(open_mode=options.open_mode)).serve(*split_address(address), screen.say)
+    lender = Lender(bench_secret(open_mode=options.open_mode), stay=options.stay)
+    return await lender.serve(*split_address(address), Screen(0, quiet=options.quiet).say)
 
 
 async def _conduct(options: Options) -> Report:

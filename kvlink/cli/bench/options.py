@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -34,7 +35,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     serve: str | None
     connect: str | None
     open_mode: bool
+    stay: bool = False
     compare: tuple[str, ...] = ()
+    peers_python: str = sys.executable
 
 
 class _TraceLine(msgspec.Struct):
@@ -143,6 +146,9 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--compare", metavar="LIST", help="nixl,mooncake: run them at the bench's run length, too (from a checkout)"
     )
+    group.add_argument(
+        "--peers-python", metavar="FILE", help="the interpreter of an environment that has them (this one)"
+    )
     group.add_argument("--json", metavar="FILE", help="write the result as JSON; - is standard output")
     group.add_argument("--quiet", action="store_true", help="no progress on standard error")
 
@@ -151,6 +157,7 @@ def _add_machines(group: argparse._ArgumentGroup) -> None:
     exclusive = group.add_mutually_exclusive_group()
     exclusive.add_argument("--serve", metavar="HOST:PORT", help="run the source half for one target half, then end")
     exclusive.add_argument("--connect", metavar="HOST:PORT", help="run the target half against a serving source half")
+    group.add_argument("--stay", action="store_true", help="serve one bench after the other, as a sweep needs it")
     group.add_argument(
         "--open",
         action="store_true",
@@ -190,6 +197,10 @@ def parse(arguments: argparse.Namespace) -> Options:
     if arguments.kill_target_every is not None and (arguments.serve or arguments.connect):
         msg = "--kill-target-every kills processes of this machine: drop --serve and --connect"
         raise ConfigError(msg)
+    if arguments.stay and not arguments.serve:
+        raise ConfigError("--stay keeps a serving half: give --serve too")
+    if arguments.compare is not None and arguments.transport == "loopback":
+        raise ConfigError("--compare is between processes: drop --transport loopback")
     prompts = _prompts(arguments)
     source_engines, target_engines = _topology(arguments.topology)
     pairs = max(source_engines, target_engines)
@@ -236,7 +247,9 @@ def parse(arguments: argparse.Namespace) -> Options:
         serve=arguments.serve,
         connect=arguments.connect,
         open_mode=arguments.open,
+        stay=arguments.stay,
         compare=peers.parse(arguments.compare),
+        peers_python=arguments.peers_python or sys.executable,
     )
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from kvlink.cli.bench.chart import chart
-from kvlink.cli.bench.plot import AXES, position, subject
+from kvlink.cli.bench.plot import AXES, RATE_AXIS, circumstances, limit_legend, position, subject, tick
 from kvlink.cli.bench.points import Point
-from kvlink.cli.bench.report import Report
+from kvlink.cli.bench.report import Report, why_no_limit
 from kvlink.cli.bench.sweeps import Sweep
+from kvlink.cli.bench.tally import PHASES
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
-table { border-collapse: collapse; margin: 1rem 0 } td, th { padding: .2rem .8rem; text-align: right }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+table { border-collapse: collapse; margin: 1rem 0 }
+td, th { padding: .2rem .6rem; text-align: right; white-space: nowrap }
 tr:nth-child(even) { background: #f4f4f4 } th { border-bottom: 1px solid #888 } code { background: #f4f4f4 }
 .bad { color: #b00; font-weight: bold }
 """
@@ -25,28 +28,32 @@ def render(command: str, reports: Sequence[Report], points: Sequence[Point], swe
     machine = first.environment
     sound = all(report.verified for report in reports)
     verdict = (
-        "every byte of every target cache compared and right" if sound else '<span class="bad">NOT VERIFIED</span>'
+        "Every byte of every target cache was compared and right"
+        if sound
+        else '<span class="bad">NOT VERIFIED</span>: see standard error of the run'
+    )
+    where = (
+        f"Evidence: {first.evidence_level}. {html.escape(circumstances(reports, len(points)))}; "
+        f"Python {machine.python}, UCX {html.escape(machine.ucx_version or 'not used')}"
     )
     parts = [
-        f"<h1>kvlink bench</h1><p>{html.escape(subject(first))}</p>",
+        f"<h1>kvlink bench</h1><p>{html.escape(subject(reports))}</p>",
         f"<p><code>{html.escape(command)}</code></p>",
-        _paragraph(
-            f"{verdict}. Evidence: {first.evidence_level}; {machine.cpus} CPUs, Python {machine.python}, "
-            f"UCX {html.escape(machine.ucx_version or 'not used')}; KVLink {first.kvlink}."
-        ),
+        f"<p>{verdict}. {where}.</p>",
     ]
     if sweep is not None:
         lines = {"KVLink, median": [(position(sweep, point), point.gb_s) for point in points]}
         limited = [(position(sweep, point), point.limit_gb_s) for point in points if point.limit_gb_s is not None]
         if limited:
-            lines[f"limit: {points[0].limit_name}"] = limited
-        parts.append(chart(lines, x_title=AXES[sweep.name], y_title="GB/s (1 GB = 1e9 bytes)"))
+            lines[limit_legend(points)] = limited
+        parts.append(chart(lines, x_title=AXES[sweep.name], y_title=RATE_AXIS, x_tick=partial(tick, sweep)))
     parts += [
+        f"<p>Limit: {html.escape(_limit(reports))}.</p>",
         "<h2>Points</h2>",
         _points(points, sweep),
         "<h2>Runs</h2>",
-        _runs(reports),
-        "<h2>Phases</h2>",
+        _runs(reports, points, sweep),
+        "<h2>Phases of a request, on one rank: p50 / p95 / p99, us</h2>",
         _phases(reports),
     ]
     body = "\n".join(parts)
@@ -56,8 +63,10 @@ def render(command: str, reports: Sequence[Report], points: Sequence[Point], swe
     )
 
 
-def _paragraph(inner: str) -> str:
-    return f"<p>{inner}</p>"
+def _limit(reports: Sequence[Report]) -> str:
+    """How it was measured; where some runs have none, why not."""
+    words = (why_no_limit(report) if report.limit is None else report.limit.how for report in reports)
+    return "; ".join(dict.fromkeys(words))
 
 
 def _points(points: Sequence[Point], sweep: Sweep | None) -> str:
@@ -73,7 +82,7 @@ def _points(points: Sequence[Point], sweep: Sweep | None) -> str:
     )
     return _table(head, (
         (
-            "" if point.value is None else f"{point.value:,}", f"{point.bytes_per_request / 1e6:,.2f}",
+            _value(point), f"{point.bytes_per_request / 1e6:,.2f}",
             f"{point.run_bytes:,}", f"{point.gb_s:.2f}", f"{point.lowest_gb_s:.2f}", f"{point.highest_gb_s:.2f}",
             "" if point.limit_gb_s is None else f"{point.limit_gb_s:.2f}",
             "" if point.fraction is None else f"{point.fraction:.2f}",
@@ -82,28 +91,38 @@ def _points(points: Sequence[Point], sweep: Sweep | None) -> str:
     ))  # fmt: skip
 
 
-def _runs(reports: Sequence[Report]) -> str:
-    head = ("run", "done", "failed", "retried", "GB/s", "p50 ms", "p95 ms", "p99 ms", "cold ms", "open ms",
-            "CPU s/GB source", "target")  # fmt: skip
+def _runs(reports: Sequence[Report], points: Sequence[Point], sweep: Sweep | None) -> str:
+    head = ("run", sweep.name if sweep else "", "path", "done", "failed", "retried", "GB/s", "p50 ms", "p95 ms",
+            "p99 ms", "cold ms", "open ms", "CPU s/GB source", "target")  # fmt: skip
     return _table(head, (
         (
-            str(number), str(report.requests.completed), str(report.requests.failed), str(report.requests.retried),
+            str(number + 1), _value(points[number % len(points)]), report.case.path,
+            str(report.requests.completed), str(report.requests.failed), str(report.requests.retried),
             f"{report.throughput_gb_s.median:.2f}", _ms(report.latency_s.p50), _ms(report.latency_s.p95),
             _ms(report.latency_s.p99), _ms(report.cold.latency_seconds), _ms(report.cold.open_seconds),
             f"{report.cpu_seconds_per_gb.source:.3f}", f"{report.cpu_seconds_per_gb.target:.3f}",
+        )
+        for number, report in enumerate(reports)
+    ))  # fmt: skip
+
+
+def _phases(reports: Sequence[Report]) -> str:
+    """A row a run, a column for each phase that any of them had."""
+    had = [name for name in PHASES if any(report.phases_s[name].p99 > 0 for report in reports)]
+    return _table(("run", *had), (
+        (
+            str(number),
+            *(
+                " / ".join(f"{seconds * 1e6:.0f}" for seconds in (phase.p50, phase.p95, phase.p99))
+                for phase in (report.phases_s[name] for name in had)
+            ),
         )
         for number, report in enumerate(reports, 1)
     ))  # fmt: skip
 
 
-def _phases(reports: Sequence[Report]) -> str:
-    head = ("run", "phase", "p50 ms", "p95 ms", "p99 ms")
-    return _table(head, (
-        (str(number), name, _ms(phase.p50), _ms(phase.p95), _ms(phase.p99))
-        for number, report in enumerate(reports, 1)
-        for name, phase in report.phases_s.items()
-        if phase.p99 > 0
-    ))  # fmt: skip
+def _value(point: Point) -> str:
+    return "" if point.value is None else f"{point.value:,}"
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -113,4 +132,5 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f}"
+    """Three digits: more are noise."""
+    return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:.0f}"

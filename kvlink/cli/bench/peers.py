@@ -5,14 +5,14 @@ The peers' programs belong to a checkout, not to the package: each runs in an en
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 import kvlink
-from kvlink.cli.bench.report import Report
 from kvlink.errors import ConfigError, KVLinkError, UnavailableError
 
 PEERS: Final = {"nixl": "nixl", "mooncake": "mooncake-transfer-engine-non-cuda"}
@@ -20,6 +20,54 @@ PEERS: Final = {"nixl": "nixl", "mooncake": "mooncake-transfer-engine-non-cuda"}
 _PROGRAM: Final = Path(kvlink.__file__).resolve().parent.parent / "benchmarks" / "peers" / "compare.py"
 _LEAST_BYTES, _MOST_BYTES = 4 * 1024, 1024 * 1024
 _POOL_MIB, _MOVE_MIB, _ROUNDS = 256, 64, 9
+
+
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """GB/s over the rounds."""
+
+    median: float
+    min: float
+    max: float
+
+
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
+    """CPU seconds per 1e9 bytes."""
+
+    source: float
+    target: float
+
+
+class Contender(msgspec.Struct, frozen=True, kw_only=True):
+    """One mode of one library. ``peer``: it is none of KVLink's, and no raw limit."""
+
+    gb_s: Rate
+    cpu_seconds_per_gb: Spent
+    peer: bool
+
+
+class Ratios(msgspec.Struct, frozen=True, kw_only=True):
+    """KVLink's modes over the best peer's, and over the raw limit: medians of each round's ratio."""
+
+    best_peer: str | None
+    over_best_peer: dict[str, float]
+    over_limit: dict[str, float]
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One size as ``kvlink.peers/1`` has it. ``absent``: who was not measured, and why."""
+
+    scene: str
+    fragment_bytes: int
+    payload_bytes: int
+    results: dict[str, Contender]
+    ratios: Ratios
+    absent: dict[str, str]
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What the program writes; more than this is not read."""
+
+    sizes: Annotated[tuple[Comparison, ...], msgspec.Meta(min_length=1)]
 
 
 def parse(text: str | None) -> tuple[str, ...]:
@@ -34,31 +82,59 @@ def parse(text: str | None) -> tuple[str, ...]:
     return names
 
 
-def check(names: tuple[str, ...]) -> None:
+def check(names: tuple[str, ...], python: str = sys.executable) -> None:
     """Say now what cannot be compared with.
 
+    Args:
+        names: of the peers.
+        python: the interpreter that has them.
+
     Raises:
-        UnavailableError: a library is not importable here, or there is no checkout.
+        ConfigError: there is no such interpreter.
+        UnavailableError: a library is not importable there, or there is no checkout.
     """
     for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise UnavailableError(f"--compare {name}: it is not importable here; pip install {PEERS[name]}")
+        if not _importable(name, python):
+            raise UnavailableError(
+                f"--compare {name}: {python} cannot import it; pip install {PEERS[name]} there, or give --peers-python "
+                "that of an environment that has it"
+            )
     if names and not _PROGRAM.is_file():
         raise UnavailableError("--compare runs benchmarks/peers/compare.py, which a checkout has: run it from there")
 
 
-def compare(report: Report) -> None:
+def _importable(name: str, python: str) -> bool:
+    look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({name!r}) is None)"
+    try:
+        return subprocess.run([python, "-c", look], capture_output=True, check=False).returncode == 0  # noqa: S603 - ours
+    except OSError as error:
+        raise ConfigError(f"--peers-python {python} cannot be run: {error.strerror}") from error
+
+
+def compare(names: tuple[str, ...], *, run_bytes: int, transport: str, python: str, quiet: bool) -> Comparison:
     """Run the comparison at the length of the bench's runs; its table goes to standard error.
+
+    Args:
+        names: of the peers.
+        run_bytes: rounded to a size that all of them take.
+        transport: KVLink's.
+        python: the interpreter that has the peers.
+        quiet: do not say what is waited for.
 
     Raises:
         KVLinkError: it ended badly; its own words are above.
     """
-    fragment = min(max(report.runs.bytes, _LEAST_BYTES), _MOST_BYTES) // _LEAST_BYTES * _LEAST_BYTES
+    fragment = min(max(run_bytes, _LEAST_BYTES), _MOST_BYTES) // _LEAST_BYTES * _LEAST_BYTES
     command = [
         sys.executable, str(_PROGRAM), "--fragments", f"{fragment >> 10}K", "--rounds", str(_ROUNDS),
         "--pool-mib", str(_POOL_MIB), "--move-mib", str(_MOVE_MIB),
-        "--scenes", "tcp" if report.case.transport == "stream" else "host", "--transports", report.case.transport,
+        "--contenders", ",".join(("kvlink", *names, "limit")),
+        "--scenes", "tcp" if transport == "stream" else "host", "--transports", transport,
+        "--peers-python", python, "--json", "-",
     ]  # fmt: skip
-    done = subprocess.run(command, stdout=sys.stderr, check=False)  # noqa: S603 - our own program, and figures
+    if not quiet:
+        sys.stderr.write(f"comparing with {', '.join(names)} in fragments of {fragment >> 10} KiB: a minute or two\n")
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)  # noqa: S603 - our own program, and figures
     if done.returncode != 0:
         raise KVLinkError(f"the comparison with peers ended with code {done.returncode}; its own words are above")
+    return msgspec.json.decode(done.stdout, type=_Record).sizes[0]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from typing import Literal
 
 import msgspec
 
 from kvlink.cli.bench import messages as m
 from kvlink.cli.bench.case import Case, SideName
+from kvlink.cli.bench.peers import Comparison
 from kvlink.cli.bench.tally import PHASES, Tally, median, percentile
 from kvlink.version import VERSION
 
@@ -17,7 +19,7 @@ SCHEMA = "kvlink.bench/1"
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine. ``ucx_*`` and ``gpu`` are null where none was used."""
+    """The machine. ``ucx_*`` and ``gpu`` are null where none was used; ``load_before`` is its load of a minute."""
 
     host: str
     cpus: int
@@ -26,6 +28,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     ucx_origin: str | None
     ucx_transports: str | None
     gpu: str | None
+    date: str = ""
+    load_before: float = 0.0
 
 
 class SideReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,6 +150,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     ``latency_s``: first call to installed. ``phases_s``: what a rank spent in each phase of a request.
     ``between_engines_gb_s``: over pairs of engines, where there are several, of each pair's median over its requests.
+    ``peers``: other libraries at this run length, where they were asked for.
     """
 
     schema: str
@@ -166,6 +171,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     cold: Cold
     between_engines_gb_s: Spread | None
     streamed: Streamed | None = None
+    peers: Comparison | None = None
 
 
 def make_report(case: Case, tally: Tally, opened: m.Opened, runs: Runs, limit: tuple[str, str]) -> Report:
@@ -178,7 +184,7 @@ def make_report(case: Case, tally: Tally, opened: m.Opened, runs: Runs, limit: t
         schema=SCHEMA,
         kvlink=VERSION,
         evidence_level=_evidence(opened),
-        environment=_environment(opened),
+        environment=_environment(opened, tally),
         case=_case(case, tally),
         bytes_per_request=sum(measured) * case.payload_token_bytes // len(measured),
         runs=runs,
@@ -198,6 +204,18 @@ def make_report(case: Case, tally: Tally, opened: m.Opened, runs: Runs, limit: t
     )
 
 
+def why_no_limit(report: Report) -> str:
+    """Why a report has no limit, in words."""
+    case = report.case
+    if case.concurrency > 1 or case.source_engines + case.target_engines > 2:
+        return "not measured: a raw move is paired with one request of one pair of engines at a time"
+    if case.kill_target_every is not None:
+        return "not measured: not beside kills"
+    if case.source.dtype != case.target.dtype:
+        return "not measured: a raw move converts nothing"
+    return "not measured" if report.requests.completed else "not measured: nothing was moved"
+
+
 def _evidence(opened: m.Opened) -> Literal["measured_host", "measured_gpu", "stand_in"]:
     if opened.gpu is None:
         return "measured_host"
@@ -208,7 +226,7 @@ def _percentiles(seconds: list[float]) -> Percentiles:
     return Percentiles(p50=percentile(seconds, 50), p95=percentile(seconds, 95), p99=percentile(seconds, 99))
 
 
-def _environment(opened: m.Opened) -> Environment:
+def _environment(opened: m.Opened, tally: Tally) -> Environment:
     return Environment(
         host=platform.node(),
         cpus=len(os.sched_getaffinity(0)),
@@ -217,6 +235,8 @@ def _environment(opened: m.Opened) -> Environment:
         ucx_origin=opened.ucx_origin,
         ucx_transports=opened.ucx_transports,
         gpu=opened.gpu,
+        date=time.strftime("%Y-%m-%d"),
+        load_before=round(tally.load_before, 2),
     )
 
 

@@ -16,6 +16,7 @@ from kvlink.cli.bench.points import SCHEMA, Point, SeriesReport, points_of
 from kvlink.cli.bench.report import Report
 from kvlink.cli.bench.sweeps import Series, Sweep
 from kvlink.cli.output import check_writable, standard_output, write_file, write_result
+from kvlink.errors import ConfigError, UnavailableError
 from kvlink.version import VERSION
 
 
@@ -27,6 +28,8 @@ def run(series: Series) -> bool:
         UnavailableError: the machine lacks something; for a plot, matplotlib.
         KVLinkError: a run could not be run to its end, or a result not be written.
     """
+    if series.plot is not None:
+        plot.check(series.plot)
     for flag, file in (
         ("--json", series.json),
         ("--csv", series.csv),
@@ -35,10 +38,11 @@ def run(series: Series) -> bool:
     ):
         if file not in (None, "-"):
             check_writable(flag, Path(file))
-    if series.plot is not None:
-        plot.check()
-    for options in series.points:
-        command.check_case(options)
+    for index, options in enumerate(series.points):
+        try:
+            command.check_case(options)
+        except (ConfigError, UnavailableError) as error:
+            raise type(error)(f"{_named(series, index)}{error}") from error
     reports = _run_all(series)
     result = SeriesReport(
         schema=SCHEMA,
@@ -59,11 +63,16 @@ def _run_all(series: Series) -> list[Report]:
     reports: list[Report] = []
     total = len(series.points) * series.repeat
     for _ in range(series.repeat):
-        for options in series.points:
+        for index, options in enumerate(series.points):
             if not series.quiet:
-                sys.stderr.write(f"run {len(reports) + 1} of {total}\n")
+                sys.stderr.write(f"{_named(series, index)}run {len(reports) + 1} of {total}\n")
             reports.append(command.run_case(options))
     return reports
+
+
+def _named(series: Series, index: int) -> str:
+    """What tells a point from the others, before words about it."""
+    return "" if series.sweep is None else f"{series.sweep.name}={series.sweep.values[index]}: "
 
 
 def _write(series: Series, result: SeriesReport) -> None:
@@ -73,7 +82,7 @@ def _write(series: Series, result: SeriesReport) -> None:
     if series.html is not None:
         _write_text("--html", series.html, page.render(result.command, result.reports, points, result.sweep))
     if series.plot is not None and result.sweep is not None:
-        plot.draw(series.plot, result.reports[0], points, result.sweep)
+        plot.draw(series.plot, result.reports, points, result.sweep)
     taken = "-" in (series.csv, series.html)
     write_result(result, series.json, (lambda _console: None) if taken else partial(_table, points, result.sweep))
 

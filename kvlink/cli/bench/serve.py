@@ -65,10 +65,14 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 class Lender:
-    """Serves one bench: every authenticated connection gets a worker; ends when the last of them has ended."""
+    """Serves one bench: every authenticated connection gets a worker; ends when the last of them has ended.
 
-    def __init__(self, secret: bytes | None) -> None:
+    One that is to ``stay`` then serves the next, until it is cancelled.
+    """
+
+    def __init__(self, secret: bytes | None, *, stay: bool = False) -> None:
         self._secret = secret
+        self._stay = stay
         self._live = 0
         self._statuses: list[int] = []
         self._ended = asyncio.Event()
@@ -88,8 +92,17 @@ class Lender:
             bound = server.sockets[0].getsockname()
             announce(f"serving on {bound[0]} port {bound[1]}: waiting for a target half")
             await self._ended.wait()
+            while self._stay:
+                verdict = "verified" if self._verified() else "NOT verified"
+                announce(f"workers that have ended, {verdict}: {len(self._statuses)}; waiting for a target half")
+                self._statuses.clear()
+                self._ended.clear()
+                await self._ended.wait()
         finally:
             server.close()
+        return self._verified()
+
+    def _verified(self) -> bool:
         return bool(self._statuses) and not any(self._statuses)
 
     async def _lend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -147,7 +160,10 @@ async def borrow(name: str, host: str, port: int, secret: bytes | None) -> tuple
     try:
         reader, writer = await asyncio.open_connection(host, port, limit=m.MAX_LINE_BYTES)
     except OSError as error:
-        msg = f"nobody serves on {host} port {port} ({error.strerror or error}): start --serve there first"
+        msg = (
+            f"nobody serves on {host} port {port} ({error.strerror or error}): start --serve there first, with --stay "
+            "for more than one bench"
+        )
         raise PeerUnreachableError(msg) from error
     handshake = DialerHandshake(secret=secret, nonce=secrets.token_bytes(limits.NONCE_BYTES))
     try:

@@ -48,9 +48,12 @@ def parse(arguments: argparse.Namespace) -> Series | None:
     if arguments.sweep is None and arguments.repeat == 1 and not any(files):
         return None
     if arguments.serve is not None:
-        raise ConfigError("--serve lends the source half to one bench: give --sweep, --repeat and files to --connect")
-    if arguments.connect is not None:
-        raise ConfigError("a serving half ends with one bench: drop --sweep, --repeat and files, or --connect")
+        raise ConfigError("--serve lends the source half: give --sweep, --repeat and files to the one that connects")
+    if arguments.compare is not None:
+        raise ConfigError(
+            "--compare runs at one run length: drop --sweep, --repeat, --csv, --html and --plot, "
+            "or see --fragments of benchmarks/peers/compare.py"
+        )
     if not 1 <= arguments.repeat <= MAX_REPEAT:
         raise ConfigError(f"--repeat is {arguments.repeat}; it must lie between 1 and {MAX_REPEAT}")
     if arguments.plot is not None and arguments.sweep is None:

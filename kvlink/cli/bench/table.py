@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from kvlink.cli.bench.report import Cold, Report, SideReport
+from kvlink.cli.bench.chart import size_label
+from kvlink.cli.bench.report import Cold, Report, SideReport, why_no_limit
 
 
 def show(report: Report, console: Console) -> None:
@@ -42,6 +43,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         *_streamed(report),
         ("CPU", f"{cpu.source:.2f} s/GB source, {cpu.target:.2f} s/GB target"),
         ("cold", _cold(report.cold)),
+        *_peers(report),
     ]
     rows += [
         ("  " + name, f"{_ms(phase.p50)} p50, {_ms(phase.p95)} p95, {_ms(phase.p99)} p99")
@@ -75,11 +77,24 @@ def _streamed(report: Report) -> list[tuple[str, str]]:
 
 def _limit(report: Report) -> str:
     if report.limit is None:
-        return "not measured"
+        return why_no_limit(report)
     limit = report.limit
     if report.fraction_of_limit is None:
         return f"{limit.gb_s:.2f} GB/s {limit.name} ({limit.how})"
     return f"{limit.gb_s:.2f} GB/s {limit.name}: {report.fraction_of_limit:.0%} of it reached ({limit.how})"
+
+
+def _peers(report: Report) -> list[tuple[str, str]]:
+    """Each of KVLink's modes against the best of the peers', in fragments of about this bench's runs."""
+    beside = report.peers
+    if beside is None:
+        return []
+    best, size = beside.ratios.best_peer, size_label(beside.fragment_bytes)
+    rows = [
+        ("peers", f"{name} {beside.results[name].gb_s.median:.2f} GB/s, fragments of {size}: {ratio:.2f} times {best}")
+        for name, ratio in beside.ratios.over_best_peer.items()
+    ]
+    return rows + [("", f"{name} was not measured: {why}") for name, why in beside.absent.items()]
 
 
 def _cold(cold: Cold) -> str:
@@ -91,7 +106,7 @@ def _bytes(count: int) -> str:
     for unit, size in (("GB", 1e9), ("MB", 1e6)):
         if count >= size:
             return f"{count / size:.2f} {unit}"
-    return f"{count / 1024:.4g} KiB"
+    return size_label(count)
 
 
 def _ms(seconds: float) -> str:

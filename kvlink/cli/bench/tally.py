@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -91,6 +92,7 @@ class Window:
 class Tally:
     """All that a bench measured. ``windows`` and ``pairs`` are warm; ``cold`` is the very first request.
 
+    ``load_before``: the machine's, as the bench began.
     ``exposed``: of each warm request that was computed layer by layer, seconds from its last layer to its last
     rank's install; without ``one_clock`` of both sides, to its source's knowing of it.
     """
@@ -106,6 +108,7 @@ class Tally:
     faults: list[str] = field(default_factory=list)
     exposed: list[float] = field(default_factory=list)
     one_clock: bool = False
+    load_before: float = field(default_factory=lambda: os.getloadavg()[0])
 
     @property
     def transfers(self) -> list[Transfer]:
