@@ -28,6 +28,9 @@ TABLE: Final = "kvlink"
 AUTO: Final = "auto"
 """What a setting is that is decided for each pair, or each plan."""
 
+_PATHS: Final = ("direct", "packed", "mapped", "pulled", "ring")
+"""Of all transports. Not imported from `kvlink.plan`: who only reads a configuration needs no numpy."""
+
 _DEFAULT: Final = "default"
 _LOOPBACK: Final = "default where only this machine can connect"
 
@@ -48,7 +51,9 @@ class Config:
             two. The target chooses, by its own setting.
         ucx_origin: which UCX: ``auto``, ``wheel``, ``system``, or the path of its ``libucp.so.0``.
         ucx_tls: UCX transports to use, in UCX's own words, or ``None`` for its choice.
-        path: how reads over UCX move: ``direct``, ``packed``, or ``auto``, which is predicted for each plan.
+        path: how reads move where a transport has several ways: over UCX ``direct`` or ``packed``, in memory shared
+            within a host ``mapped``, ``pulled`` or ``ring``; or ``auto``, which is predicted for each plan. A transport
+            that has no way of that name chooses as by ``auto``.
         calibrate: measure this machine when the first link opens, for these predictions; else they are made from
             typical speeds.
         cuda_library: the CUDA driver, by name or path, for caches on a GPU.
@@ -301,7 +306,7 @@ _SETTINGS: Final[dict[str, _Setting]] = {
     "transports": (_names, "auto, or a list of different transport names, such as ucx,stream"),
     "ucx_origin": (_origin, "auto, wheel, system, or an absolute path of libucp.so.0"),
     "ucx_tls": (_optional(_text), "UCX transport names, as UCX_TLS takes them"),
-    "path": (_one_of("auto", "direct", "packed"), "auto, direct or packed"),
+    "path": (_one_of(AUTO, *_PATHS), f"{AUTO}, {', '.join(_PATHS)}"),
     "cuda_library": (_text, "a library's name, or its path"),
     "gpu_staging": (_one_of("host", "device"), "host or device"),
     "stream_lanes": _whole(1, limits.MAX_LANES),

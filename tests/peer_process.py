@@ -6,6 +6,7 @@ a file both processes map, so that a test sees it while its owner is stopped or 
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import socket
@@ -29,6 +30,7 @@ from kvlink.transports.ucx import UcxProbe, UcxTransport
 
 MAX_MESSAGE = 1 << 20
 MAX_SOCKETS = 16
+PR_SET_DUMPABLE, CAPABILITY_VERSION_3, CAP_SYS_PTRACE = 4, 0x20080522, 19
 AnyTransport = UcxTransport | StreamTransport | SharedTransport
 KINDS: dict[str, Callable[..., AnyTransport]] = {
     "ucx": UcxTransport, "stream": StreamTransport, "shared": SharedTransport,
@@ -138,10 +140,12 @@ class PeerProcess(Child):
         assert self.process.stdout is not None
         return self.process.stdout.read().decode()
 
-    def connect(self, peer: str, address: bytes, channel: socket.socket, *lanes: socket.socket) -> None:
-        """Starts connecting; the completion is in `poll`."""
+    def connect(
+        self, peer: str, address: bytes, channel: socket.socket, *lanes: socket.socket, lane_name: bytes | None = None
+    ) -> None:
+        """Starts connecting; the completion is in `poll`. ``lane_name``: of the socket where it opens a lane itself."""
         given = (channel, *lanes)
-        self.call("connect", *(sock.fileno() for sock in given), peer=peer, address=address)
+        self.call("connect", *(sock.fileno() for sock in given), peer=peer, address=address, lane_name=lane_name)
         for sock in given:
             sock.close()
 
@@ -197,8 +201,12 @@ class Served:
         self._tls = settings.get("ucx_tls")
         return self._transport.address()
 
-    def connect(self, peer: str, address: bytes) -> int:
+    def connect(self, peer: str, address: bytes, lane_name: bytes | None) -> int:
         channel, *lanes = self.descriptors
+        if lane_name is not None:
+            lane = socket.socket(socket.AF_UNIX)
+            lane.connect(lane_name)
+            lanes = [lane.detach()]
         return self._transport.connect(peer, address, channel, lanes)
 
     def key(self) -> RegionKey:
@@ -224,6 +232,20 @@ class Served:
 
     def capabilities(self) -> str:
         return self._transport.capabilities().detail
+
+    def forbid_reading(self) -> None:
+        """Let nobody read this process's memory who may not trace everything."""
+        assert ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0) == 0
+
+    def give_up_tracing(self) -> None:
+        """Give up the right to trace everything, for threads that are started from now on, too."""
+        header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+        sets = (ctypes.c_uint32 * 6)()
+        libc = ctypes.CDLL(None)
+        assert libc.capget(header, sets) == 0
+        for low in range(3):  # effective, permitted, inheritable
+            sets[low] &= ~(1 << CAP_SYS_PTRACE)
+        assert libc.capset(header, sets) == 0
 
     def hold_gil(self, seconds: float) -> None:
         """Keep every other Python thread of the process from running."""

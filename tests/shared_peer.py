@@ -22,7 +22,7 @@ from kvlink.testing.harness import MEMORY_BYTES, REGION, scattered_plan, wire_by
 from kvlink.transports.base import Read, RegionKey
 from kvlink.transports.shared import MAPPABLE, SharedAddress, SharedTransport
 
-BELL, MAP, GIVE_REGION, WANT_RING, RING = range(1, 6)
+BELL, MAP, GIVE_REGION, WANT_RING, RING, WANT_PROOF, PROOF, FIND, FOUND = range(1, 10)
 FRAME = struct.Struct("<IIQQQ")
 SLOTS, SLOT_BYTES = 8, 256 * 1024
 LARGEST_ASK_BYTES = SLOT_BYTES
@@ -42,19 +42,19 @@ def file_of(size: int, *, seals: int = SEALS) -> tuple[int, mmap.mmap]:
 
 
 class Rig(Played):
-    """A transport whose only peer is the test."""
+    """A transport whose only peer is the test. Both are this one process, so that the kernel lets either read it."""
 
-    def __init__(self) -> None:
-        transport = SharedTransport(heartbeat_seconds=0.05, peer_lost_seconds=30.0)
+    def __init__(self, path: str = "auto") -> None:
+        transport = SharedTransport(path=path, heartbeat_seconds=0.05, peer_lost_seconds=30.0)
         super().__init__(transport, socket.socketpair(), socket.socketpair(), chunk_leaves=4)
 
-    def read(self, *, mappable: bool = True, max_rereads: int = 0) -> int:
+    def read(self, *, mappable: bool = True, max_rereads: int = 0, integrity: bool = True) -> int:
         """Start reading the kit's plan from the test."""
         key = MAPPABLE if mappable else b""
         self.transport.import_key("peer", RegionKey(region=REGION, address=0, length=MEMORY_BYTES, key=key))
         plan = scattered_plan()
         return self.transport.read(
-            Read(peer="peer", attempt=1, plan=plan, integrity=True, chunk_leaves=4, max_rereads=max_rereads)
+            Read(peer="peer", attempt=1, plan=plan, integrity=integrity, chunk_leaves=4, max_rereads=max_rereads)
         )
 
     def tell(self, word: int, *files: int, region: int = 0, offset: int = 0, size: int = 0) -> None:

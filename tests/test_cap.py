@@ -12,12 +12,13 @@ from kvlink.cli.bench.content import Prompt
 
 WAYS = [
     ({"transports": ("stream",)}, False),
-    ({"transports": ("shared",)}, False),
+    ({"transports": ("shared",), "path": "ring"}, False),
+    ({"transports": ("shared",), "path": "pulled"}, False),
     ({"transports": ("shared",)}, True),
     ({"transports": ("ucx",), "path": "direct"}, False),
     ({"transports": ("ucx",), "path": "packed"}, False),
 ]
-NAMES = ["stream", "ring", "mapped", "direct", "packed"]
+NAMES = ["stream", "ring", "pulled", "mapped", "direct", "packed"]
 BURST_SECONDS = 0.05
 """What may come at once, several times over."""
 

@@ -15,6 +15,7 @@ from kvlink.plan import (
     DIRECT,
     MAPPED,
     PACKED,
+    PULLED,
     RING,
     STREAM,
     TYPICAL,
@@ -27,7 +28,7 @@ from kvlink.transports import calibration
 from kvlink.transports.base import Way
 from kvlink.transports.ucx import UcxTransport
 
-PATHS = (DIRECT, PACKED, RING, MAPPED, STREAM)
+PATHS = (DIRECT, PACKED, RING, MAPPED, PULLED, STREAM)
 MIB = 1 << 20
 
 shapes = st.builds(Shape, st.integers(1, 1 << 40), st.integers(1, 1 << 24))

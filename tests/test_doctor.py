@@ -168,6 +168,7 @@ def test_memory_that_no_other_process_may_read_is_told_with_every_way_out():
     )
     assert finding.severity == "slow"
     assert "EPERM" in finding.text
+    assert "ring" in finding.text
     assert "ptrace_scope=0" in finding.remedy
     assert "seccomp" in finding.remedy
     assert finding.facts["seccomp_filter"] is True

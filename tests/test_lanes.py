@@ -16,7 +16,7 @@ import pytest
 import shared_peer
 import stream_peer
 from process_harness import ProcessHarness, close_spare
-from test_conformance_shared import SharedHarness
+from test_conformance_shared import PulledHarness, SharedHarness
 from test_conformance_stream import StreamHarness
 from test_conformance_ucx import UcxHarness
 
@@ -27,7 +27,8 @@ from kvlink.transports.base import CompletionKind, Outcome
 HARNESSES: dict[str, Callable[[], ProcessHarness]] = {
     "stream": StreamHarness,
     "mapped": partial(SharedHarness, shareable=True),
-    "ring": partial(SharedHarness, shareable=False),
+    "pulled": PulledHarness,
+    "ring": partial(SharedHarness, shareable=False, path="ring"),
     "ucx": partial(UcxHarness, None, "direct"),
     "ucx-tcp": partial(UcxHarness, "tcp", "direct"),
 }
@@ -116,7 +117,7 @@ def test_addresses_that_cannot_work_are_refused_and_sockets_taken_over(played: M
 # --- threads --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["stream", "mapped", "ring"])
+@pytest.mark.parametrize("name", ["stream", "mapped", "pulled", "ring"])
 def test_a_held_interpreter_stops_nothing(name: str) -> None:
     """B9: the source's GIL is held for longer than silence is borne; heartbeats and payload go on."""
     with HARNESSES[name]() as harness:

@@ -1,4 +1,4 @@
-"""Whole requests over the transports with lanes, the stream and shared memory on both of its paths: links open the
+"""Whole requests over the transports with lanes, the stream and shared memory on each of its paths: links open the
 lanes by themselves, over every kind of address; every byte is compared. Shared memory alone: test_shared_link.py."""
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ class Way:
     """Whether the source's memory may be mapped."""
 
     def settings(self, **others: object) -> dict[str, Any]:
-        return {"transports": (self.transport,), **others}
+        """The path is named where a transport would choose."""
+        named = {"path": self.path} if self.transport == "shared" else {}
+        return {"transports": (self.transport,), **named, **others}
 
 
-STREAM, MAPPED, RING = Way("stream", "stream"), Way("shared", "mapped", shareable=True), Way("shared", "ring")
+STREAM, MAPPED = Way("stream", "stream"), Way("shared", "mapped", shareable=True)
+PULLED, RING = Way("shared", "pulled"), Way("shared", "ring")
 V4, V6, UNIX = "tcp://127.0.0.1:0", "tcp://[::1]:0", "unix://{path}"
 FETCHES = [
     *itertools.product([STREAM], [V4, V6, UNIX], [(1, 3), (2, 2)]),
-    *itertools.product([MAPPED, RING], [V4, UNIX], [(1, 1)]),  # the lane is a Unix socket all the same
+    *itertools.product([MAPPED, PULLED, RING], [V4, UNIX], [(1, 1)]),  # the lane is a Unix socket all the same
 ]
 
 
@@ -64,7 +67,7 @@ async def test_a_fetch_installs_every_byte(way: Way, listen: str, lanes: tuple[i
 
 
 @pytest.mark.parametrize("integrity", [True, False], ids=["checked", "unchecked"])
-@pytest.mark.parametrize("way", [STREAM, MAPPED, RING], ids=lambda way: way.path)
+@pytest.mark.parametrize("way", [STREAM, MAPPED, PULLED, RING], ids=lambda way: way.path)
 async def test_many_fetches_run_side_by_side(way: Way, *, integrity: bool) -> None:
     """Several requests of several ranks over the lanes of each pair: each whole, none mixed up with another."""
     settings = way.settings(integrity=integrity)

@@ -90,8 +90,9 @@ UCX = Way("ucx", {"transports": ("ucx",), "ucx_tls": None, "path": "direct"}, SH
 TCP = Way("ucx-tcp", {"transports": ("ucx",), "ucx_tls": "tcp", "path": "direct"}, SHORT_RUNS)
 PACKED = Way("ucx-packed", {"transports": ("ucx",), "ucx_tls": None, "path": "packed"}, MORE_SHORT_RUNS)
 STREAM = Way("stream", {"transports": ("stream",)}, MORE_SHORT_RUNS)
-RING = Way("ring", {"transports": ("shared",)}, MANY_SHORT_RUNS)
-MAPPED = replace(RING, name="mapped", shareable=True)
+RING = Way("ring", {"transports": ("shared",), "path": "ring"}, MANY_SHORT_RUNS)
+MAPPED = Way("mapped", {"transports": ("shared",)}, MANY_SHORT_RUNS, shareable=True)
+PULLED = Way("pulled", {"transports": ("shared",), "path": "pulled"}, MORE_SHORT_RUNS)
 QUICK = {"lease_seconds": 1.2, "peer_lost_seconds": 1.2, "heartbeat_seconds": 0.2}
 """Silence is borne for less than by default, where a test need not see what the default is."""
 
@@ -214,7 +215,7 @@ async def serves_there(source: Engine, target: RankProcess, key: str) -> None:
 
 @told_of(
     UCX, TCP, PACKED, STREAM, MAPPED, MAPPED.but("mapped, unchecked", integrity=False),
-    RING, RING.but("ring, unchecked", integrity=False),
+    PULLED, PULLED.but("pulled, unchecked", integrity=False), RING, RING.but("ring, unchecked", integrity=False),
 )  # fmt: skip
 async def test_b1_c7_a_source_killed_in_mid_transfer_is_lost_and_a_new_one_is_served(
     way: Way, open_rank: OpenRank
@@ -290,7 +291,10 @@ async def test_a1_c7_a_source_stopped_in_mid_transfer_and_resumed_after_the_cut_
         await serves_here(source, target, "i:next")
 
 
-@told_of(UCX.but(commit_ttl_seconds=1.0), MAPPED.but("mapped, long runs", LONG_RUNS, commit_ttl_seconds=1.0))
+@told_of(
+    UCX.but(commit_ttl_seconds=1.0), MAPPED.but("mapped, long runs", LONG_RUNS, commit_ttl_seconds=1.0),
+    PULLED.but("pulled, long runs", LONG_RUNS, integrity=False, commit_ttl_seconds=1.0),
+)  # fmt: skip
 async def test_a1_c7_a_source_stopped_while_its_memory_can_still_be_read_never_commits(
     way: Way, open_rank: OpenRank
 ) -> None:

@@ -15,10 +15,12 @@ from shared_peer import (
     GIVE_REGION,
     MAP,
     PAGE,
+    PROOF,
     RING,
     SEALS,
     SLOT_BYTES,
     SLOTS,
+    WANT_PROOF,
     WANT_RING,
     FakeSource,
     FakeTarget,
@@ -133,6 +135,8 @@ def test_a_region_that_is_not_given_after_all_comes_by_the_ring(rig: Rig) -> Non
     op = rig.read(mappable=True)
     rig.hear()
     rig.tell(GIVE_REGION, region=REGION)
+    assert rig.hear()[0] == WANT_PROOF
+    rig.tell(PROOF)  # nor can it be pulled
     source = FakeSource(rig)
     source.offer()
     source.serve(op)

@@ -377,6 +377,15 @@ def memory_node(address: int) -> int:
 def evict(address: int, bytes: int) -> None:
     """Drop memory from all caches."""
 
+def pull(plan: Plan, source_regions: Sequence[tuple[int, int]], target_regions: Sequence[tuple[int, int]]) -> None:
+    """
+    `move`, but by the call that reads another process's memory, on this process.
+
+    Raises:
+        RuntimeError: the kernel does not allow it.
+        ValueError: the plan leaves a region.
+    """
+
 def socket_cost(
     plan: Plan, source_regions: Sequence[tuple[int, int]], target_regions: Sequence[tuple[int, int]]
 ) -> tuple[float, float]:
@@ -528,7 +537,6 @@ class SharedEngine(Engine):
         As `register`; peers may map the region, which lies at `offset` of a sealed file.
         """
 
-    def unregister(self, region: int) -> None: ...
     def region_length(self, region: int) -> int: ...
     def is_backed(self, region: int) -> bool: ...
     def import_region(self, peer: str, region: int, length: int, mappable: bool) -> None: ...

@@ -12,7 +12,7 @@ from kvlink.errors import ConfigError, UnavailableError
 from kvlink.link.rank import check_device
 from kvlink.plan import TYPICAL, Speeds
 from kvlink.relayout import Gpu
-from kvlink.transports import numa
+from kvlink.transports import numa, shared, ucx
 from kvlink.transports.calibration import calibrate
 from kvlink.transports.engine import NativeTransport, Pace
 from kvlink.transports.shared import SharedTransport
@@ -113,9 +113,15 @@ def _nodes_of(config: Config, caches: Caches, root: Path) -> Collection[int]:
 def _speeds(config: Config, names: Sequence[str], gpu: Gpu | None) -> Speeds:
     """Measured only where there is something to choose; a GPU's bytes go one way."""
     gets = "ucx" in names and gpu is None
-    if not config.calibrate or not (len(names) > 1 or (gets and config.path == AUTO)):
+    several = len(names) > 1 or (config.path == AUTO and (gets or "shared" in names))
+    if not config.calibrate or not several:
         return TYPICAL
     return calibrate((config.ucx_origin, config.ucx_tls) if gets else None)
+
+
+def _path(config: Config, choices: Collection[str]) -> str:
+    """What was set, where the transport has it."""
+    return config.path if config.path in choices else AUTO
 
 
 def _make_transport(name: str, config: Config, gpu: Gpu | None, speeds: Speeds) -> NativeTransport[Any]:
@@ -129,7 +135,7 @@ def _make_transport(name: str, config: Config, gpu: Gpu | None, speeds: Speeds) 
         return UcxTransport(
             ucx_origin=config.ucx_origin,
             ucx_tls=config.ucx_tls,
-            path=config.path,
+            path=_path(config, ucx.PATH_CHOICES),
             speeds=speeds,
             gpu=None if gpu is None else gpu.native,
             staging_on_gpu=config.gpu_staging == "device",
@@ -145,6 +151,7 @@ def _make_transport(name: str, config: Config, gpu: Gpu | None, speeds: Speeds) 
         )
     if name == "shared":
         return SharedTransport(
+            path=_path(config, shared.PATH_CHOICES),
             copy_threads=config.copy_threads,
             speeds=speeds,
             heartbeat_seconds=config.heartbeat_seconds,

@@ -210,7 +210,8 @@ class TargetWork:
         leg.wire_seconds += completion.wire_seconds
         leg.verify_seconds += completion.verify_seconds
         if completion.path:
-            self.path, self.path_reason = completion.path, completion.path_reason
+            self.path = completion.path
+            self.path_reason = completion.path_reason or self.path_reason
         self.phases["wire"] = max(self.phases["wire"], leg.wire_seconds)
         self.phases["verify"] = max(self.phases["verify"], leg.verify_seconds)
 

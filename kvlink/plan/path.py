@@ -20,6 +20,8 @@ PACKED: Final = "packed"
 """Short runs gathered into chunks by the source, scattered by the target."""
 MAPPED: Final = "mapped"
 """The target copies out of the source's memory, which it has mapped."""
+PULLED: Final = "pulled"
+"""The target has the kernel copy out of the source's memory, which it has not mapped."""
 RING: Final = "ring"
 """The source gathers into memory that both have mapped, the target scatters."""
 STREAM: Final = "stream"
@@ -48,6 +50,7 @@ class Speeds:
         scatter: out of such a slot.
         digest: hashing what lies in cold memory.
         digest_byte_seconds: hashing what is in the cache.
+        pull: from another process's cold memory to cold memory, by the kernel.
         get: one-sided gets between two ranks of one host over UCX, the gets' own cost in ``run_seconds``.
         slot_get_byte_seconds: the same out of a slot into a slot.
         send, receive: through a TCP connection of the host with itself.
@@ -60,6 +63,7 @@ class Speeds:
     scatter: Rate
     digest: Rate
     digest_byte_seconds: float
+    pull: Rate
     get: Rate
     slot_get_byte_seconds: float
     send: Rate
@@ -74,6 +78,7 @@ TYPICAL: Final = Speeds(
     scatter=Rate(0.03e-9, 0.1e-6),
     digest=Rate(0.025e-9, 0.05e-6),
     digest_byte_seconds=0.011e-9,
+    pull=Rate(0.055e-9, 0.9e-6),
     get=Rate(0.055e-9, 1.9e-6),
     slot_get_byte_seconds=0.035e-9,
     send=Rate(0.1e-9, 0.15e-6),
@@ -151,7 +156,7 @@ def predict(path: str, shape: Shape, speeds: Speeds, setting: Setting) -> float:
 def _threads(path: str, setting: Setting) -> int:
     if path == STREAM:
         return setting.lanes
-    return 1 + setting.copy_threads if path == MAPPED and not setting.integrity else 1
+    return 1 + setting.copy_threads if path in (MAPPED, PULLED) and not setting.integrity else 1
 
 
 def _direct(shape: Shape, speeds: Speeds, setting: Setting) -> tuple[float, float]:
@@ -182,6 +187,12 @@ def _mapped(shape: Shape, speeds: Speeds, setting: Setting) -> tuple[float, floa
     return speeds.digest.of(shape), target
 
 
+def _pulled(shape: Shape, speeds: Speeds, setting: Setting) -> tuple[float, float]:
+    """With digests the bytes stop at a slot on their way, which costs no more: the other step is out of the cache."""
+    source = speeds.digest.of(shape) if setting.integrity else 0.0
+    return source, speeds.pull.of(shape) + _digest(shape, speeds, setting)
+
+
 def _stream(shape: Shape, speeds: Speeds, setting: Setting) -> tuple[float, float]:
     cold = speeds.digest.of(shape) if setting.integrity else 0.0
     return speeds.send.of(shape) + cold, speeds.receive.of(shape) + _digest(shape, speeds, setting)
@@ -191,7 +202,7 @@ def _digest(shape: Shape, speeds: Speeds, setting: Setting) -> float:
     return shape.total_bytes * speeds.digest_byte_seconds if setting.integrity else 0.0
 
 
-_WORK: Final = {DIRECT: _direct, PACKED: _packed, RING: _ring, MAPPED: _mapped, STREAM: _stream}
+_WORK: Final = {DIRECT: _direct, PACKED: _packed, RING: _ring, MAPPED: _mapped, PULLED: _pulled, STREAM: _stream}
 """Seconds of one core at the source and at the target, by path."""
 
 _HELD_UP: Final = {MAPPED: 1.7, PACKED: 1.7, RING: 2.0}
@@ -224,11 +235,15 @@ def choose_path(
         return DIRECT, "no transport offers gathered chunks"
     if DIRECT not in offered:
         return PACKED, "no transport offers a get a run"
-    setting = setting or Setting()
-    direct, packed = (predict(path, shape, speeds, setting) for path in (DIRECT, PACKED))
-    chosen, other = (DIRECT, packed) if direct <= packed else (PACKED, direct)
-    figures = f"{seconds_text(min(direct, packed))} predicted against {seconds_text(other)}"
-    stated = f"{figures} {PACKED if chosen == DIRECT else DIRECT}, runs of {bytes_text(shape.run_bytes)}"
+    return faster(DIRECT, PACKED, shape, speeds, setting or Setting())
+
+
+def faster(first: str, second: str, shape: Shape, speeds: Speeds, setting: Setting) -> tuple[str, str]:
+    """Which of two paths is predicted to take less, the first if neither; and the figures, in words."""
+    seconds = {path: predict(path, shape, speeds, setting) for path in (first, second)}
+    chosen, other = (first, second) if seconds[first] <= seconds[second] else (second, first)
+    figures = f"{seconds_text(seconds[chosen])} predicted against {seconds_text(seconds[other])} {other}"
+    stated = f"{figures}, runs of {bytes_text(shape.run_bytes)}"
     return chosen, stated if speeds.measured else f"{stated}, on a typical machine"
 
 

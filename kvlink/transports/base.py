@@ -78,7 +78,8 @@ class Completion:
         wire_seconds: from the first get posted to the last one landed.
         verify_seconds: time spent hashing.
         detail: the transport's own word for a failure, or "".
-        path, path_reason: how the bytes came, and why so, of a transport that has several ways (READ), else "".
+        path: how the bytes came, of a transport that finds that out as it reads (READ), else "".
+        path_reason: why so, if not for the reason that `Transport.path` gave, else "".
     """
 
     kind: CompletionKind

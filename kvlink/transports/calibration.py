@@ -59,7 +59,7 @@ def calibrate(ucx: tuple[str, str | None] | None) -> Speeds:
 
 def _measure(ucx: tuple[str, str | None] | None, until: float) -> Speeds:
     speeds = replace(TYPICAL, cpus=len(os.sched_getaffinity(0)), measured=True)
-    steps = (_moves, _sockets, *(() if ucx is None else (_gets(*ucx),)))
+    steps = (_moves, _pulls, _sockets, *(() if ucx is None else (_gets(*ucx),)))
     try:
         memory = _Memory()
     except OSError as error:
@@ -159,6 +159,17 @@ def _moves(memory: _Memory, speeds: Speeds) -> Speeds:
             digest=_rate(whole(digest)),
             digest_byte_seconds=_timed(digest, native_plan(hot)) / hot.total_bytes,
         )
+
+
+def _pulls(memory: _Memory, speeds: Speeds) -> Speeds:
+    """Of this process's own memory, which it may always read; whether a peer's may be is seen with the peer."""
+
+    def pull(run_bytes: int) -> tuple[float, CopyPlan]:
+        plan = memory.plan(run_bytes)
+        return _timed(_kvlink.pull, native_plan(plan), memory.region, memory.region), plan
+
+    rate = _line(pull(_LONG_BYTES), pull(_SHORT_GET_BYTES), _LONG_BYTES, _SHORT_GET_BYTES)
+    return replace(speeds, pull=rate)
 
 
 def _sockets(memory: _Memory, speeds: Speeds) -> Speeds:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterator
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from kvlink._native import _kvlink, native_plan
 from kvlink.errors import ClosedError, LayoutError, TransportError, UnsupportedError
 from kvlink.limits import CLOSE_TIMEOUT_SECONDS, MAX_CHUNK_LEAVES, RENEWAL_LINGER_SECONDS
-from kvlink.plan import PACKED
+from kvlink.plan import PACKED, RING
 from kvlink.transports.base import (
     Backing,
     Completion,
@@ -25,6 +25,9 @@ from kvlink.transports.base import (
     Transport,
     TransportFull,
 )
+
+AUTO: Final = "auto"
+"""The path of a transport that has several: what is predicted to take less for each plan."""
 
 Pace = _kvlink.Pace
 """``Pace(bytes_per_second)``: a cap on what is read, which the transports of a link share."""
@@ -102,7 +105,7 @@ class NativeTransport(Transport, Generic[AnyEngine]):
             raise TransportError(f"chunk_leaves {read.chunk_leaves} is not in 1..{MAX_CHUNK_LEAVES}", retryable=False)
         with as_transport_error("read", read.peer):
             plan = native_plan(read.plan)
-            packed = self.path(read.plan, read.peer)[0] == PACKED
+            packed = self.path(read.plan, read.peer)[0] in (PACKED, RING)
             return self._live().read(
                 read.peer, read.attempt, plan, read.integrity, read.chunk_leaves, read.max_rereads, packed
             )

@@ -1,10 +1,11 @@
 """Memory shared by two ranks of one host: the way to another process that costs no system call a byte.
 
-Two paths, chosen for each read: *mapped*, where all of the source's memory that is read lies in sealed files (KVLink's
-own pools, see `kvlink.memory.allocate_pool`): the target maps it read-only and copies it straight into its blocks; and
-*ring*, where an engine owns the source's memory: the source gathers into a ring of slots, the target scatters from it,
-both cores at work. Neither side ever maps the other's memory writable, and what a peer writes into memory that both see
-is checked like what it sends.
+Three paths, chosen for each read: *mapped*, where all of the source's memory that is read lies in sealed files
+(KVLink's own pools, see `kvlink.memory.allocate_pool`): the target maps it read-only and copies it straight into its
+blocks. Where an engine owns the source's memory, *pulled*: the target has the kernel copy out of the source's process,
+if the kernel lets it; and *ring*: the source gathers into a ring of slots, the target scatters from it. A ring copies
+twice, and a pull costs more a run, so short runs go by the ring. Neither side ever maps the other's memory writable,
+and what a peer writes into memory that both see is checked like what it sends.
 
 The pair has one lane: a Unix socket, which carries file descriptors and wakes whoever sleeps. The moving is native
 (native/src/shared_engine.hpp): one thread per transport, which never calls Python, and a few that help it to copy.
@@ -30,20 +31,23 @@ from kvlink.limits import (
     MAX_NAME_BYTES,
     PEER_LOST_SECONDS,
 )
-from kvlink.plan import MAPPED, RING, TYPICAL, Setting, Speeds, predict
+from kvlink.plan import MAPPED, PULLED, RING, TYPICAL, Setting, Shape, Speeds, faster, predict
 from kvlink.transports import numa
 from kvlink.transports.base import Backing, Capabilities, Peer, RegionKey, Way
-from kvlink.transports.engine import NativeTransport, as_transport_error, closed_on_error, engine_seconds
+from kvlink.transports.engine import AUTO, NativeTransport, as_transport_error, closed_on_error, engine_seconds
 from kvlink.transports.host import host_id
 
 if TYPE_CHECKING:
-    from kvlink.plan import CopyPlan, Shape
+    from kvlink.plan import CopyPlan
 
-WIRE_VERSION: Final = 2
+WIRE_VERSION: Final = 3
 """Of what travels on channel, lane and in shared memory; both ends must have the same."""
 
 MAPPABLE: Final = b"mappable"
 """A region's key, if the source's file of it may be mapped; else it is empty."""
+
+PATH_CHOICES: Final = (AUTO, MAPPED, PULLED, RING)
+"""What `SharedTransport` may be told of its reads' path."""
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES)]
 
@@ -72,6 +76,7 @@ class SharedTransport(NativeTransport[_kvlink.SharedEngine]):
     def __init__(
         self,
         *,
+        path: str = AUTO,
         copy_threads: int | None = None,
         speeds: Speeds = TYPICAL,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
@@ -80,15 +85,20 @@ class SharedTransport(NativeTransport[_kvlink.SharedEngine]):
         """Start the threads, asleep when idle, and listen for lanes.
 
         Args:
+            path: of our reads. ``mapped`` and ``pulled`` count where they can be; elsewhere the ring stands in, and
+                says why. ``auto``: mapped where that can be, else what is predicted to take less for each plan.
             copy_threads: how many copy beside the transport's own; by default `default_copy_threads` of the CPUs that
                 this process may use.
-            speeds: of this machine, for `ways`.
+            speeds: of this machine, for predictions.
             heartbeat_seconds: interval of heartbeats, which also renew leases.
             peer_lost_seconds: silence after which a peer is lost.
 
         Raises:
+            TransportError: there is no such path.
             UnavailableError: this machine does not say which it is, or has no Unix sockets without a path (Linux).
         """
+        if path not in PATH_CHOICES:
+            raise TransportError(f"path is {path!r}; it is one of {', '.join(PATH_CHOICES)}", retryable=False)
         name = f"kvlink-{secrets.token_hex(16)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -107,13 +117,16 @@ class SharedTransport(NativeTransport[_kvlink.SharedEngine]):
             ) from error
         super().__init__(engine)
         self._copy_threads = copy_threads
+        self._path = path
         self._speeds = speeds
+        self._hidden: dict[str, set[int]] = {}
+        """By peer: which of its regions cannot be mapped."""
 
     def capabilities(self) -> Capabilities:
         """What this transport is; constant over its life."""
         return Capabilities(
             name="shared",
-            paths=(MAPPED, RING),
+            paths=(MAPPED, PULLED, RING),
             version=str(WIRE_VERSION),
             origin="kvlink",
             detail=f"boot {self._address.boot}, network namespace {self._address.namespace}, "
@@ -121,18 +134,24 @@ class SharedTransport(NativeTransport[_kvlink.SharedEngine]):
         )
 
     def path(self, plan: CopyPlan, peer: str) -> tuple[str, str]:
-        """See `Transport.path`. Which it was is in the read's completion: it depends on the peer's memory, too."""
-        return MAPPED, "by the ring where memory of the source's cannot be mapped"
+        """See `Transport.path`. Which it was is in the read's completion: the kernel has a word in it, too."""
+        hidden = self._hidden.get(peer, set())
+        if self._path in (PULLED, RING):
+            return self._path, "set by the configuration"
+        if not hidden or hidden.isdisjoint(int(region) for s in plan.segments for region in s.bases[:, 0]):
+            return MAPPED, "the source shares all of the memory that is read"
+        if self._path == MAPPED:
+            return RING, "the source does not share all of the memory that is read"
+        return faster(PULLED, RING, Shape.of(plan), self._speeds, Setting(copy_threads=self._copy_threads))
 
     def ways(self, shape: Shape, peer: Peer) -> tuple[Way, ...]:
-        """See `Transport.ways`: mapped where all of the peer's memory may be, else the ring."""
-        path = MAPPED if all(key.key == MAPPABLE for key in peer.keys) else RING
-        return (
-            Way(
-                path,
-                predict(path, shape, self._speeds, Setting(integrity=peer.integrity, copy_threads=self._copy_threads)),
-            ),
-        )
+        """See `Transport.ways`: mapped where all of its memory may be, else both others; or the one that is set."""
+        setting = Setting(integrity=peer.integrity, copy_threads=self._copy_threads)
+        paths: tuple[str, ...] = (self._path,)
+        if self._path in (AUTO, MAPPED):
+            mappable = all(key.key == MAPPABLE for key in peer.keys)
+            paths = (MAPPED,) if mappable else (PULLED, RING) if self._path == AUTO else (RING,)
+        return tuple(Way(path, predict(path, shape, self._speeds, setting)) for path in paths)
 
     def address(self) -> bytes:
         """Opaque address for the peer's `connect`: which host this is, and where lanes come in."""
@@ -140,7 +159,7 @@ class SharedTransport(NativeTransport[_kvlink.SharedEngine]):
         return msgspec.msgpack.encode(self._address)
 
     def register(self, region: int, address: int, length: int, backing: Backing | None = None) -> None:
-        """See `Transport.register`. Without a backing peers are served by the ring.
+        """See `Transport.register`. Without a backing peers pull, or are served by the ring.
 
         Raises:
             TransportError: the file is not sealed, or does not have the region; nothing is registered.
@@ -152,11 +171,14 @@ class SharedTransport(NativeTransport[_kvlink.SharedEngine]):
                 self._live().register_backed(region, address, length, backing.descriptor, backing.offset)
 
     def unregister(self, region: int) -> None:
-        """See `Transport.unregister`. Peers that have mapped it keep their mapping until they lose us."""
+        """See `Transport.unregister`. Peers that have mapped it keep their mapping until they lose us.
+
+        Those who were told where it lies in our memory still know it, and find there whatever there is.
+        """
         super().unregister(region)
 
     def export_key(self, region: int) -> RegionKey:
-        """See `Transport.export_key`. No address is told, only whether the region's file may be had."""
+        """See `Transport.export_key`: whether the region's file may be had. Addresses are told on the lane alone."""
         with as_transport_error("export_key"):
             engine = self._live()
             key = MAPPABLE if engine.is_backed(region) else b""
@@ -218,13 +240,22 @@ class SharedTransport(NativeTransport[_kvlink.SharedEngine]):
             if channel is None or len(lanes) != 1:
                 msg = f"shared needs a channel and one lane, got {len(given)} sockets"
                 raise TransportError(msg, peer=peer, stage="connect", retryable=False)
+        self._hidden[peer] = set()
         with as_transport_error("connect", peer):
             return engine.connect(peer, channel, lanes[0])
 
     def import_key(self, peer: str, key: RegionKey) -> None:
         """See `Transport.import_key`. A key told again replaces the earlier one for later reads."""
+        mappable = key.key == MAPPABLE and self._path != PULLED
         with as_transport_error("import_key", peer):
-            self._live().import_region(peer, key.region, key.length, key.key == MAPPABLE)
+            self._live().import_region(peer, key.region, key.length, mappable)
+        hidden = self._hidden.setdefault(peer, set())
+        hidden.discard(key.region) if mappable else hidden.add(key.region)
+
+    def disconnect(self, peer: str) -> int:
+        """See `Transport.disconnect`."""
+        self._hidden.pop(peer, None)
+        return super().disconnect(peer)
 
     def close(self) -> None:
         """See `Transport.close`; lanes are not let in any more."""

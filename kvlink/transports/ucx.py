@@ -33,13 +33,12 @@ from kvlink.limits import (
 )
 from kvlink.plan import DIRECT, PACKED, TYPICAL, CopyPlan, Setting, Shape, Speeds, choose_path, predict
 from kvlink.transports.base import Backing, Capabilities, Peer, RegionKey, Way
-from kvlink.transports.engine import NativeTransport, as_transport_error, closed_on_error, engine_seconds
+from kvlink.transports.engine import AUTO, NativeTransport, as_transport_error, closed_on_error, engine_seconds
 from kvlink.transports.host import host_id_or_none, is_this_host
 from kvlink.transports.ucx_library import UcxLibrary, choose, has_devices, incompatibility, supports_rdma
 
 __all__ = ["UcxProbe", "UcxTransport", "incompatibility"]
 
-AUTO: Final = "auto"
 PATH_CHOICES: Final = (AUTO, DIRECT, PACKED)
 """What `UcxTransport` may be told of its reads' path."""
 

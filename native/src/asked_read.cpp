@@ -35,6 +35,11 @@ std::optional<Stretch> AskedRead::take() {
   return stretch;
 }
 
+void AskedRead::take_up_to(std::int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  ask_bytes_ = std::max(std::int64_t{1}, std::min(bytes, spec_.max_ask_bytes) / chunk_bytes_) * chunk_bytes_;
+}
+
 std::size_t AskedRead::left() const {
   const std::lock_guard lock(mutex_);
   return outcome_ ? 0 : again_.size() + static_cast<std::size_t>(ceil_div(total() - taken_, ask_bytes_));

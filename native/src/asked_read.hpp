@@ -39,6 +39,8 @@ class AskedRead : public ActiveRead {
 
   // The next stretch to ask for: chunks to read again first.
   std::optional<Stretch> take();
+  // As many whole chunks at a time, from now on, as fit into so many bytes and under a cap.
+  void take_up_to(std::int64_t bytes);
   // How many take() would still give.
   std::size_t left() const;
 

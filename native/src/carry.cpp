@@ -300,16 +300,16 @@ void carry_and_digest(const Plan& plan, const Place<const std::byte>& from, cons
   Carrier(plan, from, to, options).run(begin, end, Leaves(end - begin, leaves));
 }
 
-bool has_runs_of(const Plan& plan, std::int64_t bytes) {
-  return std::all_of(plan.parts().begin(), plan.parts().end(), [bytes](const Plan::Part& part) {
-    return part.nest(Walk::source).run_bytes >= bytes;
+bool has_runs_of(const Plan& plan, Side side, std::int64_t bytes) {
+  return std::all_of(plan.parts().begin(), plan.parts().end(), [side, bytes](const Plan::Part& part) {
+    return part.nest(walk_of(side)).run_bytes >= bytes;
   });
 }
 
 void digest_range(const Plan& plan, std::span<const std::byte* const> source_regions, std::int64_t begin,
                   std::int64_t end, std::span<std::uint64_t> leaves) {
   // Where a leaf is in one piece, it is hashed where it lies.
-  if (has_runs_of(plan, kLeafBytes)) {
+  if (has_runs_of(plan, Side::source, kLeafBytes)) {
     return digest_leaves(plan, Side::source, source_regions, begin / kLeafBytes, leaves);
   }
   alignas(64) std::array<std::byte, kLeafBytes> packed;

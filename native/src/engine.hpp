@@ -28,8 +28,8 @@ class Engine {
   // The threads run on these CPUs from now on. Throws std::invalid_argument if they cannot.
   virtual void keep_to(const std::vector<int>& cpus);
 
-  void register_region(std::size_t region, std::uint64_t address, std::uint64_t length);
-  void unregister_region(std::size_t region);
+  virtual void register_region(std::size_t region, std::uint64_t address, std::uint64_t length);
+  virtual void unregister_region(std::size_t region);
 
   std::uint64_t disconnect(const std::string& peer);
 

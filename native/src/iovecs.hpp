@@ -44,6 +44,7 @@ class Iovecs {
     first_ = 0;
   }
 
+  std::span<const iovec> left() const { return std::span(pieces_).subspan(first_); }
   msghdr message() {
     msghdr header{};
     header.msg_iov = pieces_.data() + first_;

@@ -538,7 +538,6 @@ void bind_shared(nb::module_& m) {
            (std::string(kLimitSeconds) + "`copy_threads` of them copy beside the engine's own.").c_str())
       .def("register_backed", &SharedEngine::register_backed, "region"_a, "address"_a, "length"_a, "descriptor"_a,
            "offset"_a, released(), "As `register`; peers may map the region, which lies at `offset` of a sealed file.")
-      .def("unregister", &SharedEngine::unregister_region, "region"_a, released())
       .def("region_length", &SharedEngine::region_length, "region"_a)
       .def("is_backed", &SharedEngine::is_backed, "region"_a)
       .def("import_region", &SharedEngine::import_region, "peer"_a, "region"_a, "length"_a, "mappable"_a)

@@ -13,6 +13,7 @@
 #include "calibrate.hpp"
 #include "module.hpp"
 #include "pace.hpp"
+#include "shared_pull.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -36,6 +37,15 @@ std::pair<double, double> py_socket_cost(const Plan& plan, const Regions& source
   return {cost.send_seconds, cost.receive_seconds};
 }
 
+void py_pull(const Plan& plan, const Regions& source_regions, const Regions& target_regions) {
+  const auto sources = checked_regions<const std::byte>(plan, Side::source, source_regions);
+  const auto targets = checked_regions<std::byte>(plan, Side::target, target_regions);
+  std::vector<FarRegion> from;
+  for (const auto& [address, length] : source_regions) from.push_back({address, static_cast<std::uint64_t>(length)});
+  nb::gil_scoped_release release;
+  pull(getpid(), plan, from, targets, 0, plan.total_bytes());
+}
+
 }  // namespace
 
 void bind_machine(nb::module_& m) {
@@ -47,6 +57,9 @@ void bind_machine(nb::module_& m) {
       "evict",
       [](std::uintptr_t address, std::size_t bytes) { evict(reinterpret_cast<const std::byte*>(address), bytes); },
       "address"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>(), "Drop memory from all caches.");
+  m.def("pull", &py_pull, "plan"_a, "source_regions"_a, "target_regions"_a,
+        "`move`, but by the call that reads another process's memory, on this process.\n\n"
+        "Raises:\n    RuntimeError: the kernel does not allow it.\n    ValueError: the plan leaves a region.");
   m.def("socket_cost", &py_socket_cost, "plan"_a, "source_regions"_a, "target_regions"_a,
         "Seconds of sending a plan's source side through a TCP connection of this host with itself, and of receiving\n"
         "into its target side, call by call in one thread.\n\n"

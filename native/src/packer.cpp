@@ -55,7 +55,7 @@ bool StoresFound::strings() {
 // A slot was read by another core last, or by a device; what is unpacked is not looked at soon.
 std::unique_ptr<PackJob> HostPacker::gather(const PackRange& range, std::span<const std::byte* const> regions,
                                             std::byte* slot) {
-  const bool either = has_runs_of(range.plan, kStringRowBytes) && range.end - range.begin >= kStepBytes / 2;
+  const bool either = has_runs_of(range.plan, Side::source, kStringRowBytes) && range.end - range.begin >= kStepBytes / 2;
   const Stores stores = either && found_.strings() ? Stores::strings : Stores::streamed;
   return std::make_unique<HostJob>(range, Place<const std::byte>{.regions = regions},
                                    Place<std::byte>{.packed = slot, .begin = range.begin},

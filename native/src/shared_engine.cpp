@@ -134,24 +134,33 @@ void SharedEngine::closed() { core_->copiers->stop(); }
 
 std::shared_ptr<const void> SharedEngine::hold(std::uint64_t, std::uint64_t) { return nullptr; }
 
+void SharedEngine::register_region(std::size_t region, std::uint64_t address, std::uint64_t length) {
+  Engine::register_region(region, address, length);
+  tell_of(region, {address, length});
+}
+
 void SharedEngine::register_backed(std::size_t region, std::uint64_t address, std::uint64_t length, int fd,
                                    std::uint64_t offset) {
   auto backing = std::make_shared<const Backing>(fd, offset, length);
-  register_region(region, address, length);
+  Engine::register_region(region, address, length);
+  tell_of(region, {address, length, std::move(backing)});
+}
+
+void SharedEngine::tell_of(std::size_t region, OwnRegion own) {
   const std::lock_guard lock(core_->mutex);
-  core_->backings[region] = std::move(backing);
+  core_->regions[region] = std::move(own);
 }
 
 void SharedEngine::unregister_region(std::size_t region) {
   Engine::unregister_region(region);
   const std::lock_guard lock(core_->mutex);
-  core_->backings.erase(region);
+  core_->regions.erase(region);
 }
 
 bool SharedEngine::is_backed(std::size_t region) const {
   static_cast<void>(held(region));
   const std::lock_guard lock(core_->mutex);
-  return core_->backings.contains(region);
+  return core_->regions.at(region).backing != nullptr;
 }
 
 void SharedEngine::import_region(const std::string& peer, std::size_t region, std::uint64_t length, bool mappable) {

@@ -43,10 +43,11 @@ class SharedEngine final : public Engine {
 
   void keep_to(const std::vector<int>& cpus) override;
 
+  void register_region(std::size_t region, std::uint64_t address, std::uint64_t length) override;
+  void unregister_region(std::size_t region) override;
   // `fd` is of a sealed file that holds the region at `offset`; it is duplicated. Throws as register_region, and
   // std::invalid_argument on a file that cannot be given to others.
   void register_backed(std::size_t region, std::uint64_t address, std::uint64_t length, int fd, std::uint64_t offset);
-  void unregister_region(std::size_t region);
   std::uint64_t region_length(std::size_t region) const { return length_of(region); }
   bool is_backed(std::size_t region) const;
   void import_region(const std::string& peer, std::size_t region, std::uint64_t length, bool mappable);
@@ -60,6 +61,7 @@ class SharedEngine final : public Engine {
   std::shared_ptr<ActiveRead> make_read(ReadSpec spec, std::shared_ptr<const LocalRegions> to,
                                         std::shared_ptr<const RemoteRegions> from) override;
   void closed() override;
+  void tell_of(std::size_t region, OwnRegion own);
 
   std::shared_ptr<SharedCore> core_;
 };

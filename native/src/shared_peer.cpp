@@ -50,6 +50,8 @@ void SharedPeer::on_leaving() {
   asking_.reset();
   serving_.reset();
   mapping_.reset();
+  process_.reset();
+  finding_.clear();
   for (const auto& region : mapped_) region->memory.reset();
   mapped_.clear();
 }
@@ -74,17 +76,22 @@ void SharedPeer::on(const Telling& telling) {
     case Tell::region: return take_region(telling);
     case Tell::want_ring: return give_ring();
     case Tell::ring: return take_ring();
+    case Tell::want_proof: return give_proof();
+    case Tell::proof: return take_proof(telling);
+    case Tell::find: return give_place(telling.region);
+    case Tell::found: return take_place(telling);
   }
   throw ProtocolViolation("unknown frame " + std::to_string(static_cast<std::uint32_t>(telling.tell)) + " on the lane");
 }
 
+OwnRegion SharedPeer::own_region(std::uint32_t region) {
+  const std::lock_guard lock(core_.mutex);
+  const auto found = core_.regions.find(region);
+  return found == core_.regions.end() ? OwnRegion{} : found->second;
+}
+
 void SharedPeer::give_region(std::uint32_t region) {
-  std::shared_ptr<const Backing> backing;
-  {
-    const std::lock_guard lock(core_.mutex);
-    const auto found = core_.backings.find(region);
-    if (found != core_.backings.end()) backing = found->second;
-  }
+  const auto backing = own_region(region).backing;
   Telling answer{.tell = Tell::region, .region = region};
   if (!backing) return lane_->send(answer);
   answer.offset = backing->offset;
@@ -107,6 +114,41 @@ void SharedPeer::take_region(const Telling& telling) {
   } catch (const std::system_error&) {
     region->refused = true;  // by this machine: the ring needs no such room
   }
+}
+
+void SharedPeer::give_proof() {
+  if (!core_.nonce) core_.nonce.emplace();
+  lane_->send({.tell = Tell::proof, .offset = core_.nonce->address(), .bytes = core_.nonce->value()});
+}
+
+void SharedPeer::take_proof(const Telling& telling) {
+  if (!process_ || process_->proven() || !process_->refusal().empty()) {
+    throw ProtocolViolation("a proof that nobody wanted");
+  }
+  process_->prove(telling.offset, telling.bytes);
+}
+
+// An address is told to those alone who ask on the lane. It is of use only to a process that the kernel lets read ours,
+// which could find it without us.
+void SharedPeer::give_place(std::uint32_t region) {
+  const OwnRegion own = own_region(region);
+  lane_->send({.tell = Tell::found, .region = region, .offset = own.address, .bytes = own.bytes});
+}
+
+void SharedPeer::take_place(const Telling& telling) {
+  const auto asked = finding_.find(telling.region);
+  if (asked == finding_.end()) throw ProtocolViolation("a place that nobody asked for");
+  const auto region = std::move(asked->second);
+  finding_.erase(asked);
+  if (telling.bytes == 0) {
+    region->nowhere = true;
+    return;
+  }
+  if (telling.bytes < region->bytes) throw ProtocolViolation("a region smaller than its key");
+  if (telling.offset == 0 || telling.offset + telling.bytes < telling.offset) {
+    throw ProtocolViolation("a region that no memory could hold");
+  }
+  region->address = telling.offset;
 }
 
 void SharedPeer::give_ring() {
@@ -152,14 +194,16 @@ void SharedPeer::decide() {
 }
 
 SharedPeer::Way SharedPeer::way_of(SharedRead& read) {
+  if (read.spec().packed) return by_ring(read, "");
   for (const std::size_t number : read.source_regions()) {
     const SharedRegion& region = read.source_region(number);
-    if (!region.mappable || region.refused) {
-      read.say("ring", (region.mappable ? "this process could not map" : "the source does not share") +
-                           (" region " + std::to_string(number)));
-      return may_ask() ? Way::ring : Way::unknown;
-    }
+    if (!region.mappable) return by_pull(read, "");
+    if (region.refused) return by_pull(read, "this process could not map region " + std::to_string(number));
   }
+  return by_map(read);
+}
+
+SharedPeer::Way SharedPeer::by_map(SharedRead& read) {
   for (const std::size_t number : read.source_regions()) {
     if (read.source_region(number).memory) continue;
     if (!mapping_) {
@@ -174,6 +218,38 @@ SharedPeer::Way SharedPeer::way_of(SharedRead& read) {
   return Way::mapped;
 }
 
+SharedPeer::Way SharedPeer::by_pull(SharedRead& read, std::string why) {
+  const bool proven = may_pull();
+  if (auto refusal = process_->refusal(); !refusal.empty()) return by_ring(read, std::move(refusal));
+  if (!proven) return Way::unknown;
+  bool all = true;
+  for (const std::size_t number : read.source_regions()) {
+    const SharedRegion& region = read.source_region(number);
+    if (region.nowhere) return by_ring(read, "the source does not tell where region " + std::to_string(number) + " is");
+    if (region.address != 0) continue;
+    all = false;
+    const auto told = static_cast<std::uint32_t>(number);
+    if (finding_.try_emplace(told, read.hold_source_region(number)).second) {
+      lane_->send({.tell = Tell::find, .region = told});
+    }
+  }
+  if (!all || (read.spec().integrity && !may_ask())) return Way::unknown;
+  read.say("pulled", std::move(why));
+  return Way::pulled;
+}
+
+SharedPeer::Way SharedPeer::by_ring(SharedRead& read, std::string why) {
+  read.say("ring", std::move(why));
+  return may_ask() ? Way::ring : Way::unknown;
+}
+
+bool SharedPeer::may_pull() {
+  if (process_) return process_->proven();
+  process_ = std::make_shared<PeerProcess>(lane_->fd());
+  if (process_->refusal().empty()) lane_->send({.tell = Tell::want_proof});
+  return false;
+}
+
 bool SharedPeer::may_ask() {
   if (asking_) return asking_->met();
   asking_.emplace(*core_.packer);
@@ -184,6 +260,7 @@ bool SharedPeer::may_ask() {
 void SharedPeer::start(std::shared_ptr<SharedRead> read, Way way) {
   if (read->stopped()) return;
   if (way == Way::mapped) read->mapped();
+  if (way == Way::pulled) read->pulled(process_);
   if (way == Way::ring || read->spec().integrity) return asking_for_.push_back(std::move(read));
   if (!core_.pace && read->spec().plan->total_bytes() >= kHelpFromBytes) core_.copiers->offer(read);
   copying_.push_back(std::move(read));

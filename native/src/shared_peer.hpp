@@ -14,17 +14,26 @@
 #include "copy_pool.hpp"
 #include "peer.hpp"
 #include "shared_lane.hpp"
+#include "shared_process.hpp"
 #include "shared_read.hpp"
 #include "shared_ring.hpp"
 
 namespace kvlink {
 
+// What a peer that asks is told of a region of ours.
+struct OwnRegion {
+  std::uint64_t address = 0;
+  std::uint64_t bytes = 0;
+  std::shared_ptr<const Backing> backing = nullptr;  // of memory that may be mapped
+};
+
 struct SharedCore final : EngineCore {
   explicit SharedCore(const EngineLimits& bounds);
 
-  // Of our regions, by number: told to peers that ask. Both threads'.
+  // By number. Both threads'.
   std::mutex mutex{};
-  std::map<std::size_t, std::shared_ptr<const Backing>> backings{};
+  std::map<std::size_t, OwnRegion> regions{};
+  std::optional<Nonce> nonce{};  // made when a peer first asks
   Descriptor lanes;  // an epoll of all peers' lanes
   std::unique_ptr<CopyPool> copiers{};  // beside the engine's thread, whose commands they nudge when a read is over
 };
@@ -61,13 +70,22 @@ class SharedPeer final : public Peer {
   void on_leaving() override;
 
   void on(const Telling& telling);
+  OwnRegion own_region(std::uint32_t region);
   void give_region(std::uint32_t region);
   void take_region(const Telling& telling);
+  void give_proof();
+  void take_proof(const Telling& telling);
+  void give_place(std::uint32_t region);
+  void take_place(const Telling& telling);
   void give_ring();
   void take_ring();
 
-  enum class Way { unknown, mapped, ring };
+  enum class Way { unknown, mapped, pulled, ring };
   Way way_of(SharedRead& read);
+  Way by_map(SharedRead& read);
+  Way by_pull(SharedRead& read, std::string why);
+  Way by_ring(SharedRead& read, std::string why);
+  bool may_pull();
   bool may_ask();
   void decide();
   void start(std::shared_ptr<SharedRead> read, Way way);
@@ -88,6 +106,8 @@ class SharedPeer final : public Peer {
   std::vector<std::shared_ptr<const SharedRegion>> mapped_;
   std::shared_ptr<const SharedRegion> mapping_;  // asked for; one at a time
   std::uint32_t mapping_number_ = 0;
+  std::shared_ptr<PeerProcess> process_;  // once a read would rather be pulled
+  std::map<std::uint32_t, std::shared_ptr<const SharedRegion>> finding_;  // asked for, where they lie
   std::optional<RingAsking> asking_;
   std::optional<RingServing> serving_;
 };

@@ -1,4 +1,4 @@
-// Target side on one host: one read, and which of the two ways its bytes come.
+// Target side on one host: one read, and which of the three ways its bytes come.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,20 @@
 #include "copy_pool.hpp"
 #include "engine_core.hpp"
 #include "shared_memory.hpp"
+#include "shared_process.hpp"
+#include "shared_pull.hpp"
 #include "shared_wire.hpp"
 
 namespace kvlink {
 
-// What is known of a region of a peer's. The mapping is the engine's thread's own.
+// What is known of a region of a peer's. All but the first two are the engine's thread's own.
 struct SharedRegion {
   std::uint64_t bytes;
   bool mappable;  // the peer says so
   mutable std::shared_ptr<const PeerMemory> memory = nullptr;
   mutable bool refused = false;  // it said so, and could not
+  mutable std::uint64_t address = 0;  // in the peer's process; 0: not asked for yet
+  mutable bool nowhere = false;       // it was, and the peer has no such region
 };
 
 class SharedRead final : public AskedRead, public CopyWork {
@@ -41,9 +45,14 @@ class SharedRead final : public AskedRead, public CopyWork {
   // Mapped: where the peer's bytes lie, by region number; once all that is needed is mapped. It stays so until the
   // read's end, whatever becomes of the peer.
   void mapped();
-  bool is_mapped() const { return !sources_.empty(); }
-  std::span<const std::byte* const> sources() const { return sources_; }
-  // Mapped, without digests: the next stretch, on whatever thread.
+  // Pulled: out of this process, once it is known where all that is needed lies there.
+  void pulled(std::shared_ptr<const PeerProcess> process);
+  // Either of the two: nothing but digests is asked of the source.
+  bool brings_itself_in() const { return process_ != nullptr || !sources_.empty(); }
+  // A stretch of it, into our blocks, with digests of what was written if `leaves` are given. False if that failed: the
+  // read is stopped, with the reason. Any thread, within enter() and exit().
+  bool bring_in(Stretch stretch, std::span<std::uint64_t> leaves);
+  // Without digests: the next stretch, on whatever thread.
   Copied copy_some() noexcept override;
   // How its bytes come, and why: for its completion.
   void say(const char* path, std::string reason) {
@@ -53,10 +62,14 @@ class SharedRead final : public AskedRead, public CopyWork {
   Completion completion() const override;
 
  private:
+  bool pull_in(Stretch stretch, std::span<std::uint64_t> leaves);
+
   const std::shared_ptr<const RemoteRegions> from_;
   std::vector<std::size_t> needed_;
   std::vector<const std::byte*> sources_;
   std::vector<std::shared_ptr<const PeerMemory>> mappings_;
+  std::shared_ptr<const PeerProcess> process_;
+  std::vector<FarRegion> far_;
   const char* path_ = "";
   std::string path_reason_;
 };

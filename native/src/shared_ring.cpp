@@ -68,7 +68,7 @@ void RingAsking::ask(std::shared_ptr<SharedRead> read, Stretch stretch) {
   entry.attempt.store(read->spec().attempt, std::memory_order_relaxed);
   entry.begin.store(stretch.begin, std::memory_order_relaxed);
   entry.end.store(stretch.end, std::memory_order_relaxed);
-  const Want want = read->is_mapped() ? Want::digests : read->spec().integrity ? Want::both : Want::bytes;
+  const Want want = read->brings_itself_in() ? Want::digests : read->spec().integrity ? Want::both : Want::bytes;
   entry.want.store(static_cast<std::uint32_t>(want), std::memory_order_relaxed);
   slots_[asked_ % kRingSlots] = {std::move(read), stretch};
   ++asked_;
@@ -96,9 +96,8 @@ bool RingAsking::bring_in(const Slot& slot, std::size_t index) {
   const ReadSpec& spec = slot.read->spec();
   const auto [begin, end] = slot.stretch;
   const auto ours = std::span(landing_->ours).first(landing_->leaves);
-  if (slot.read->is_mapped()) {
-    carry_and_digest(*spec.plan, {.regions = slot.read->sources()}, {.regions = spec.regions}, begin, end, ours,
-                     {.stores = Stores::streamed});
+  if (slot.read->brings_itself_in()) {
+    slot.read->bring_in(slot.stretch, ours);
     return true;
   }
   if (!landing_->job) {

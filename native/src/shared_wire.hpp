@@ -20,13 +20,17 @@ enum class Tell : std::uint32_t {
   region,     // source -> target: here it is, with its file; without a file it cannot be mapped
   want_ring,  // target -> source: my asks will be in this page (a file); give me your ring
   ring,       // source -> target: my answers will be in this page, the bytes in this ring (two files)
+  want_proof, // target -> source: by what shall I know your memory?
+  proof,      // source -> target: at this address of mine lies this number
+  find,       // target -> source: where does this region lie in your memory?
+  found,      // source -> target: there; nowhere, if it has no bytes
 };
 
 struct Telling {
   Tell tell{};
   std::uint32_t region = 0;
-  std::uint64_t offset = 0;  // where the region begins in its file
-  std::uint64_t bytes = 0;   // of the region
+  std::uint64_t offset = 0;  // where the region begins in its file; an address in the source's process
+  std::uint64_t bytes = 0;   // of the region; the number that lies at the address
   std::uint64_t zero = 0;
 };
 static_assert(sizeof(Telling) == 32);

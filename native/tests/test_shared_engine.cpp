@@ -1,9 +1,11 @@
-// Two shared engines in one process with a lane between them (see two_engines.hpp): a pair that serves each other by
-// rings, and one that maps each other's memory and has helpers that copy. What TSan looks at is what passes between threads of one process; the words in shared
-// memory are atomics, and the payload is mapped twice, so that it sees two addresses.
+// Two shared engines in one process with a lane between them (see two_engines.hpp): pairs that serve each other by rings,
+// that map each other's memory, and that pull, with helpers that copy and without. What TSan looks at is what passes
+// between threads of one process; the words in shared memory are atomics, what is mapped is mapped twice, so that it sees
+// two addresses, and what the kernel reads it does not see.
 #include "shared_engine.hpp"
 
 #include <algorithm>
+#include <string>
 
 #include "two_engines.hpp"
 
@@ -28,7 +30,7 @@ class SharedVector {
   SharedMemory shared_;
 };
 
-using RingEnd = End<SharedEngine>;
+using PlainEnd = End<SharedEngine>;
 using MappedEnd = End<SharedEngine, SharedVector>;
 
 template <typename AnyEnd>
@@ -43,7 +45,7 @@ void join(AnyEnd& a, AnyEnd& b, bool mapped) {
   b.engine.import_region("other", 0, kBytes, mapped);
 }
 
-void a_lane_that_cannot_be_is_refused(RingEnd& end) {
+void a_lane_that_cannot_be_is_refused(PlainEnd& end) {
   const auto [one, two] = sockets();
   bool refused = false;
   try {
@@ -61,9 +63,17 @@ void share(MappedEnd& end) {
                              0);
 }
 
+template <typename AnyEnd>
+void came_by(const AnyEnd& end, const std::string& path) {
+  for (const Completion& completion : end.seen) {
+    CHECK(completion.kind != CompletionKind::read || completion.outcome != Outcome::ok || completion.path == path);
+  }
+}
+
 void over_rings() {
-  RingEnd a(1, kLimits, 0);
-  RingEnd b(2, kLimits, 0);
+  PlainEnd a(1, kLimits, 0);
+  PlainEnd b(2, kLimits, 0);
+  a.packed = b.packed = true;
   join(a, b, false);
   a_lane_that_cannot_be_is_refused(a);
   a_withdrawn_attempt_is_read_no_more(a, b);
@@ -71,6 +81,21 @@ void over_rings() {
   read_while_calls_come_from_here(b, a);
   std::fill(b.memory.begin(), b.memory.end(), std::byte{2});
   read_while_calls_come_from_here(a, b);
+  came_by(a, "ring");
+  part_and_close(a, b);
+}
+
+// The source has no say in what is pulled, nor in what is mapped: a withdrawn attempt is found out when its lease is
+// asked for at its end.
+void pulled(std::size_t copy_threads) {
+  PlainEnd a(1, kLimits, copy_threads);
+  PlainEnd b(2, kLimits, copy_threads);
+  join(a, b, false);
+  a_cut_off_attempt_lands_no_more(a, b);
+  read_while_calls_come_from_here(b, a);
+  std::fill(b.memory.begin(), b.memory.end(), std::byte{2});
+  read_while_calls_come_from_here(a, b);
+  came_by(a, "pulled");
   part_and_close(a, b);
 }
 
@@ -84,6 +109,7 @@ void mapped(std::size_t copy_threads) {
   read_while_calls_come_from_here(b, a);
   std::fill(b.memory.begin(), b.memory.end(), std::byte{2});
   read_while_calls_come_from_here(a, b);
+  came_by(a, "mapped");
   part_and_close(a, b);
 }
 
@@ -110,6 +136,8 @@ void closed_in_the_middle() {
 
 int main() {
   over_rings();
+  pulled(0);
+  pulled(2);
   mapped(0);
   mapped(2);
   closed_in_the_middle();

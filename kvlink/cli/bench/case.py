@@ -16,11 +16,11 @@ from kvlink.layout import DType
 
 Flow = Literal["push", "fetch"]
 TransportName = Literal["ucx", "stream", "shared", "loopback"]
-PathName = Literal["auto", "direct", "packed", "mapped", "ring"]
+PathName = Literal["auto", "direct", "packed", "mapped", "pulled", "ring"]
 PATHS: Final[dict[TransportName, tuple[PathName, ...]]] = {
     "ucx": ("auto", "direct", "packed"),
     "stream": ("auto",),
-    "shared": ("auto", "mapped", "ring"),
+    "shared": ("auto", "mapped", "pulled", "ring"),
     "loopback": ("auto",),
 }
 """What ``--path`` may say, by transport."""

@@ -163,7 +163,8 @@ class Half:
         specs = wiring.sources if command.side == "source" else wiring.targets
         config = self._config(command.case)
         canary = SOURCE_CANARY if command.side == "source" else TARGET_CANARY
-        shareable = case.transport == "shared" and case.path != "ring" and command.side == "source"
+        engines_own = case.path in ("pulled", "ring")  # as memory is that KVLink did not allocate
+        shareable = case.transport == "shared" and not engines_own and command.side == "source"
         gpu = None if case.device == HOST else Gpu(case.device, config.cuda_library)
         ranks = []
         seconds = 0.0
@@ -212,7 +213,7 @@ class Half:
             "transports": None if case.transport == "loopback" else (case.transport,),
             "stream_lanes": case.stream_lanes,
             "max_bytes_per_second": None if case.max_gbps is None else case.max_gbps * 1e9 / 8,
-            "path": case.path if case.transport == "ucx" else None,
+            "path": case.path,
             "integrity": case.integrity,
         }
         return kvlink.Config.load(arguments={name: value for name, value in stated.items() if value is not None})

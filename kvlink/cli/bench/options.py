@@ -106,7 +106,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         "--path",
         choices=get_args(PathName),
         default="auto",
-        help="ucx: direct, packed; shared: mapped, ring (%(default)s)",
+        help="ucx: direct, packed; shared: mapped, pulled, ring (%(default)s)",
     )
     group.add_argument("--concurrency", type=int, default=1, metavar="N", help="requests in flight (%(default)s)")
     group.add_argument("--tries", type=int, default=3, metavar="N", help="tries of a request that fails (%(default)s)")

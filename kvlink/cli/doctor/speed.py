@@ -131,7 +131,7 @@ def _copies(here: Pool, there: Pool) -> Finding:
 
 
 def judge_cross_read(partner: Partner, *, scope: str, status: str) -> Finding:
-    """Whether CMA works, UCX's way within a host, and what forbids it if not.
+    """Whether CMA works, the way of UCX and of `shared` (``pulled``) within a host, and what forbids it if not.
 
     Args:
         partner: what reading brought.
@@ -147,10 +147,16 @@ def judge_cross_read(partner: Partner, *, scope: str, status: str) -> Finding:
     }
     if partner.cross_read.error == 0:
         gb_s = MEMORY_BYTES / partner.cross_read.seconds / GB
-        text = f"one process may read another's memory (CMA), {gb_s:.1f} GB/s"
+        text = (
+            f"one process may read another's memory (CMA), {gb_s:.1f} GB/s: within a host `shared` pulls caches "
+            "that an engine allocated, in one copy"
+        )
         return Finding(check="cma.read", severity="ok", text=text, facts=facts | {"gb_s": gb_s})
     name = errno.errorcode.get(partner.cross_read.error, str(partner.cross_read.error))
-    text = f"one process may not read another's memory (CMA): {name}"
+    text = (
+        f"one process may not read another's memory (CMA): {name}; within this host, caches that an engine allocated "
+        "cross by `shared`'s ring, which copies twice, and UCX has no zero-copy"
+    )
     return Finding(
         check="cma.read", severity="slow", text=text, remedy=_cross_read_remedy(scope, filtered=filtered), facts=facts
     )
