@@ -92,7 +92,7 @@ def test_one_leg_from_ask_to_the_blocks_return() -> None:
     rank = Rank()
     assert rank.ask() == (Expose("D0", 1), SendLease("D0", 1))
     commit = wire.Commit(attempt=1, ttl_seconds=4.0, root=ROOT)
-    assert rank.prepared() == (Withdraw("D0", 1), Send("D0", commit))
+    assert rank.prepared() == (Send("D0", commit), Withdraw("D0", 1))
     assert rank.installed() == (Send("D0", wire.Ack(attempt=1)), EndHold(), Report(End.DONE, None))
     assert rank.part.phase is SourcePhase.CLOSED
 
@@ -113,7 +113,7 @@ def test_a_repeated_ask_gets_the_same_lease_and_a_repeated_prepared_the_same_com
     rank = Rank()
     rank.ask()
     assert rank.ask(refusal=protocol.error_info(errors.BusyError, "full")) == (SendLease("D0", 1),)
-    first = rank.prepared()[-1]
+    first = rank.prepared()[0]
     rank.now = 4.4
     assert rank.prepared(held=False) == (first,)
     assert rank.ask() == ()

@@ -75,11 +75,16 @@ class Streams:
 
     def _look_ahead(self, work: SourceWork, key: Attempt, outgoing: Outgoing) -> None:
         """While its target reads: the likely next increment, and what a seal with it would cover."""
-        if work.outgoing.get(key) is not outgoing:
+        session = self._sessions.get(key[0])
+        if session is None or work.outgoing.get(key) is not outgoing:
             return
-        frontier = outgoing.increments.look_ahead()
-        if frontier is not None and not frontier.layers:
-            with contextlib.suppress(KVLinkError):  # the seal itself says what is wrong
+        with contextlib.suppress(KVLinkError):  # if it comes to that, it will be said then
+            ahead = outgoing.increments.look_ahead()
+            if ahead is None:
+                return
+            frontier, plan = ahead
+            session.pump.transport.prepare(plan)
+            if not frontier.layers:
                 draft_seal(work, self._rank.caches.spec, frontier.tokens, integrity=self._rank.config.integrity)
 
     def send(self, work: SourceWork, peer: str, attempt: int, number: int) -> None:

@@ -10,7 +10,7 @@ from kvlink import limits
 from kvlink.descriptor import KVDescriptor, descriptor_digest
 from kvlink.errors import ConflictError, LayoutError
 from kvlink.layout import Frontier
-from kvlink.plan import Increments
+from kvlink.plan import CopyPlan, Increments
 from kvlink.wire import Advance
 
 
@@ -60,11 +60,19 @@ class Incoming:
         if content != advance.sealed or frontier != Frontier.whole(frontier.tokens):
             raise ConflictError(f"the seal covers {advance.sealed}; what was streamed amounts to {content}")
 
-    def look_ahead(self) -> None:
-        """While nothing else is to be done: the likely next increment, and what a seal with it would cover."""
-        frontier = self.increments.look_ahead()
-        if frontier is not None and not frontier.layers:
+    def look_ahead(self) -> CopyPlan | None:
+        """While nothing else is to be done: plan the likely next increment, and what a seal with it would cover.
+
+        Raises:
+            LayoutError: as `Increments.look_ahead`.
+        """
+        ahead = self.increments.look_ahead()
+        if ahead is None:
+            return None
+        frontier, plan = ahead
+        if not frontier.layers:
             self._content(frontier.tokens)
+        return plan
 
     def _content(self, tokens: int) -> str:
         """Digest of the descriptor of what was told so far, if it ends at ``tokens``."""

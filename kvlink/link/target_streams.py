@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -62,7 +63,17 @@ class Incomings:
             return
         self._reads.start(work, leg, plan, advance.number)
         if advance.sealed is None and leg.stream is not None:
-            self._loop.call_soon(leg.stream.look_ahead)
+            self._loop.call_soon(self._look_ahead, leg, leg.stream)
+
+    def _look_ahead(self, leg: LegWork, stream: Incoming) -> None:
+        """While it is read, and the source computes."""
+        session = self._sessions.get(leg.peer)
+        if session is None or leg.cutting:
+            return
+        with contextlib.suppress(KVLinkError):  # if it comes to that, it will be said then
+            plan = stream.look_ahead()
+            if plan is not None:
+                session.pump.transport.prepare(plan)
 
     def _plan(self, work: TargetWork, leg: LegWork, advance: Advance) -> CopyPlan:
         session, stream = self._sessions.get(leg.peer), leg.stream

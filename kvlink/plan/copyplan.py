@@ -85,7 +85,7 @@ class Segment:
         return self.run_count * self.run_bytes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class CopyPlan:
     """All bytes of one leg of one request, in wire order."""
 

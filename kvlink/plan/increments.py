@@ -6,14 +6,12 @@ Both sides make it from the same two frontiers, so it has one wire order, as a w
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
 from kvlink import limits
-from kvlink.errors import KVLinkError
 from kvlink.layout import NOTHING, CacheSpec, Frontier, GroupShare, IndexedBy, end_layer_of
 from kvlink.plan.copyplan import CopyPlan, Segment
 from kvlink.plan.planner import LegPlanner, in_wire_order
@@ -158,13 +156,21 @@ class Increments:
         self._before, self.frontier, self._foreseen = self.frontier, after, None
         return plan
 
-    def look_ahead(self) -> Frontier | None:
-        """Plan the likely next increment while there is nothing else to do; what it would come to, if any is likely."""
+    def look_ahead(self) -> tuple[Frontier, CopyPlan] | None:
+        """Plan the likely next increment while there is nothing else to do.
+
+        Returns:
+            What it would come to, and its plan; ``None`` if none is likely.
+
+        Raises:
+            LayoutError: as `IncrementPlanner.plan`, if it came to that.
+        """
         after = self.frontier.foresee(self._before, self._planner.end_layer)
-        if after is not None and self._foreseen is None:
-            with contextlib.suppress(KVLinkError):  # if it comes to that, whoever needs the plan will hear of it
-                self._foreseen = self._case(after, sealed=False), self._plan(after, sealed=False)
-        return after
+        if after is None:
+            return None
+        plan = self._plan(after, sealed=False)
+        self._foreseen = self._case(after, sealed=False), plan
+        return after, plan
 
     def _plan(self, after: Frontier, *, sealed: bool) -> CopyPlan:
         return self._planner.plan(

@@ -203,10 +203,13 @@ def unmourned(leg: SourceLeg, _event: PeerLost | PeerDead, _at: Moment) -> bool:
 
 
 def commit(leg: SourceLeg, event: PreparedArrived, at: Moment) -> Change:
-    """Promise. The target's clock started before ours and has no margin, so ours always ends last."""
+    """Promise, and only then put away what was read: a request waits for the one, nobody for the other.
+
+    The target's clock started before ours and has no margin, so ours always ends last.
+    """
     ends = at.now + at.timing.commit_ttl_seconds + at.timing.drift_margin_seconds
     leg = replace(leg, root=_root(leg, event), until=ends)
-    return leg, (Withdraw(leg.peer, leg.attempt), _commit(leg, at))
+    return leg, (_commit(leg, at), Withdraw(leg.peer, leg.attempt))
 
 
 def commit_again(leg: SourceLeg, _event: PreparedArrived, at: Moment) -> Change:

@@ -208,6 +208,13 @@ class Transport(ABC):
         """
         return self.capabilities().paths[0], "the transport's only path"
 
+    def prepare(self, plan: CopyPlan) -> None:  # noqa: B027 - nothing is a whole answer
+        """In spare time: make ready what a `read` or an `expose` of this very plan will need. By default, nothing.
+
+        Raises:
+            TransportError: it cannot be moved.
+        """
+
     def ways(self, shape: Shape, peer: Peer) -> tuple[Way, ...]:
         """What reading ``shape`` from a peer would take, by each path that could be taken; for choosing a transport.
 
