@@ -169,6 +169,19 @@ def test_a_late_word_of_an_earlier_try_counts_for_nothing() -> None:
     assert word.verdict is wire.Verdict.REVEAL
 
 
+@pytest.mark.parametrize("tokens", [96, None], ids=["another length", "none stated"])
+def test_shares_that_end_at_different_positions_are_abandoned_before_any_is_committed(tokens: int | None) -> None:
+    known = group.begin("k", 9, "D0", ["D0", "D1"], now=0.0, timing=FAST)
+    verdicts = []
+    for peer, end in (("D0", 97), ("D1", tokens)):
+        word = wire.Stands(key="k", part=5, group=0, content="c", stage=wire.Stage.LANDED, tokens=end)
+        known, actions = group.step(known, group.Stood(peer, word), 1.0)
+        verdicts += [(send.peer, send.message.verdict) for send in actions]
+    assert verdicts == [("D0", wire.Verdict.ABANDON), ("D1", wire.Verdict.ABANDON)]
+    assert known.error is not None
+    assert known.error.code == errors.ConflictError.code
+
+
 def test_the_end_of_an_earlier_try_does_not_end_the_next() -> None:
     """G2: a rank that is still cutting off its first try, told *failed* late or twice, leaves its siblings' second."""
     word = wire.Stands(

@@ -150,10 +150,22 @@ async def test_what_is_ready_is_here_before_the_seal_and_installed_after_it() ->
         push.given.ready(tokens=TOKENS)
         push.given.seal()
         result = await push.taken.wait()
-        assert (result.bytes, result.integrity) == (PROMPT_BYTES, True)
+        assert (result.bytes, result.tokens, result.integrity) == (PROMPT_BYTES, TOKENS, True)
         target.assert_holds(PROMPT, push.into)
-        await push.given.wait()
+        assert (await push.given.wait()).tokens == TOKENS
         source.assert_no_block_out()
+
+
+async def test_a_push_that_is_sealed_before_the_announced_length_says_where() -> None:
+    """An engine announces the most that may come; decode must learn how much came."""
+    fabric = LoopbackFabric(seed=1)
+    async with source_engine(fabric) as source, target_engine(fabric) as target:
+        push = Push(source, target)
+        await push.some(64)
+        push.given.ready(tokens=97, layers=1)
+        push.given.ready(tokens=97)
+        push.given.seal()
+        assert [(await part.wait()).tokens for part in (push.taken, push.given)] == [97, 97]
 
 
 @pytest.mark.parametrize("side", ["source", "target"])

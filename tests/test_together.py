@@ -88,6 +88,30 @@ async def test_a_push_becomes_visible_together() -> None:
         target.assert_holds(PROMPT, into)
 
 
+async def test_ranks_whose_sources_seal_at_different_positions_show_nothing() -> None:
+    """A4: each rank's own share is whole, and together they are no request's; each reads one source rank only."""
+    fabric = LoopbackFabric(seed=2)
+    async with source_engine(fabric, tp=2) as source, target_engine(fabric, tp=2) as target:
+        blocks, into = blocks_for(source), blocks_for(target)
+        announced = [link.announce("i:p1", ttl_seconds=10, max_tokens=PROMPT.tokens) for link in source.links]
+        ticket = target.ticket("i:p1", PROMPT.tokens)
+        parts = [
+            link.expect(ticket, source.roster, (into,), deadline_seconds=20, together=True) for link in target.links
+        ]
+        source.fill(PROMPT, blocks)
+        for part, tokens in zip(announced, (PROMPT.tokens, PROMPT.tokens - 1), strict=True):
+            part.ready(blocks=(blocks,), tokens=16)
+            await until(lambda part=part: part.state is State.READY)
+            part.ready(tokens=tokens)
+            part.seal()
+        errors = await ends(parts)
+        assert [type(error) for error in errors] == [ConflictError, ConflictError]
+        assert f"{PROMPT.tokens - 1}" in str(errors[0])
+        await ends(announced)
+        target.assert_no_block_out()
+        await assert_forgotten(target)
+
+
 async def test_cancelled_on_one_rank_is_cancelled_on_all() -> None:
     """C6: whichever rank it is, and every block comes back on both sides."""
     fabric = LoopbackFabric(seed=3)

@@ -44,6 +44,7 @@ class Result:
         state: one of the five ends.
         error: why it is not `State.DONE`, else ``None``.
         bytes: payload bytes of this rank's share (each counted once, re-reads apart).
+        tokens: one past the last position that it covers: of a push, where its source sealed it. 0 if it is not done.
         streamed_bytes: of these, what had landed before the source's seal was heard (target, push).
         seconds: from the verb's call to the end.
         attempts: attempts started, over all legs.
@@ -59,6 +60,7 @@ class Result:
     state: State
     error: KVLinkError | None = None
     bytes: int = 0
+    tokens: int = 0
     streamed_bytes: int = 0
     seconds: float = 0.0
     attempts: int = 0

@@ -110,6 +110,7 @@ class SourceWork:
             state=STATE_OF_END[end],
             error=None if error is None else info_to_error(error, request_id=self.key),
             bytes=sum(self.moved.values()) if end is End.DONE else 0,
+            tokens=self.descriptor.tokens if end is End.DONE and self.descriptor is not None else 0,
             seconds=now - self.started,
             attempts=len(self.attempts),
             legs=len({peer for peer, _ in self.attempts}),

@@ -52,7 +52,10 @@ class Siblings:
     def membership(self, work: TargetWork, number: int) -> protocol.Membership:
         """A part's place among its siblings."""
         leader = str(first_of(self._rank.caches.spec.place))
-        return protocol.Membership(key=work.key, coordinator=leader, number=number, content=_content(work))
+        tokens = None if work.streams or work.descriptor is None else work.descriptor.tokens
+        return protocol.Membership(
+            key=work.key, coordinator=leader, number=number, content=_content(work), tokens=tokens
+        )
 
     def tell_failed(self, work: TargetWork, number: int, error: ErrorInfo | None) -> None:
         """A part ended before it had begun: its siblings need not wait for it. Said once; they have their own bound."""

@@ -164,6 +164,14 @@ class TargetWork:
         """Payload of all legs."""
         return sum(leg.total_bytes for leg in self.legs.values())
 
+    @property
+    def tokens(self) -> int:
+        """One past the last position: of a stream as far as it was told, of anything else as it is claimed."""
+        streams = [leg.stream for leg in self.legs.values() if leg.stream is not None]
+        if streams:
+            return streams[0].increments.frontier.tokens
+        return 0 if self.descriptor is None else self.descriptor.tokens
+
     def integrity(self, config: Config) -> bool:
         """Whether digests are wanted on this side and given on the other."""
         stated = self.descriptor is not None and self.descriptor.digest_scheme is not None
@@ -232,6 +240,7 @@ class TargetWork:
             state=STATE_OF_END[end],
             error=None if error is None else info_to_error(error, request_id=self.key),
             bytes=self.total_bytes if end is End.DONE else 0,
+            tokens=self.tokens if end is End.DONE else 0,
             streamed_bytes=self.streamed_bytes if end is End.DONE else 0,
             seconds=now - self.started,
             attempts=len(self.legs),

@@ -69,12 +69,16 @@ _BEGUN = (Stage.JOINED, Stage.LANDED)
 
 
 class Member(Value, frozen=True):
-    """One rank, and its part: the number 0 before it has begun one. Parts up to ``past`` are of earlier gatherings."""
+    """One rank, and its part: the number 0 before it has begun one. Parts up to ``past`` are of earlier gatherings.
+
+    ``tokens``: one past the part's last position, once that is known.
+    """
 
     peer: str
     part: int = 0
     stage: Stage | None = None
     past: int = 0
+    tokens: int | None = None
 
 
 class Group(Value, frozen=True, kw_only=True):
@@ -226,6 +230,11 @@ def other_content(group: Group, event: Stood, _at: Moment) -> bool:
     return group.content is not None and event.message.content != group.content
 
 
+def torn(group: Group, _event: AllLanded, _at: Moment) -> bool:
+    """Their sources sealed them at different positions."""
+    return len({member.tokens for member in group.members}) > 1
+
+
 def untold(_group: Group, event: Stood, _at: Moment) -> bool:
     """It waits to be told to proceed."""
     return event.message.stage is Stage.LANDED
@@ -253,7 +262,7 @@ def record(group: Group, event: Stood, at: Moment) -> Change:
     """The furthest that a part is known to have come."""
     message, known = event.message, group.member(event.peer)
     further = known.part != message.part or known.stage is None or _later(known.stage, message.stage)
-    after = replace(known, part=message.part, stage=message.stage) if further else known
+    after = replace(known, part=message.part, stage=message.stage, tokens=message.tokens) if further else known
     members = tuple(after if member is known else member for member in group.members)
     until = group.until
     if group.phase is GroupPhase.GATHERING and all(member.part for member in members):
@@ -315,6 +324,14 @@ def abandon_other_content(group: Group, event: Stood, at: Moment) -> Change:
     text = f"{event.peer} fetches {event.message.content} under key {group.key}, its siblings {group.content}"
     group, _ = record(group, event, at)
     return _abandon(group, error_info(errors.ConflictError, text), at)
+
+
+def abandon_torn(group: Group, _event: AllLanded, at: Moment) -> Change:
+    """One rank's share of a shorter prompt beside another's of a longer one is no request's KV."""
+    ends = ", ".join(f"{member.peer} {member.tokens}" for member in group.members)
+    return _abandon(
+        group, error_info(errors.ConflictError, f"the ranks' shares end at different positions: {ends}"), at
+    )
 
 
 def abandon_younger(group: Group, event: Stood, at: Moment) -> Change:
@@ -418,7 +435,7 @@ GROUP = total(
             on(PeerLost, Edge(P.ABANDONED, abandon_lost, theirs)),
             on(PeerDead, Edge(P.ABANDONED, abandon_lost, theirs)),
             on(Tick, Edge(P.ABANDONED, abandon_incomplete, over)),
-            on(AllLanded, Edge(P.PROCEEDING, proceed)),
+            on(AllLanded, Edge(P.ABANDONED, abandon_torn, torn), Edge(P.PROCEEDING, proceed)),
             inert(AllInstalled, OthersRevealed, AllRevealed, AllOver),
         ),
         P.PROCEEDING: row(

@@ -31,6 +31,7 @@ class Landing(Value, frozen=True, kw_only=True):
         early: those that landed before an earlier one, with their roots.
         root: over the first ``landed``.
         content: digest of the descriptor that the seal covers, once the last has been told.
+        tokens: positions that it covers.
     """
 
     taken: int = 0
@@ -38,6 +39,7 @@ class Landing(Value, frozen=True, kw_only=True):
     early: tuple[tuple[int, bytes | None], ...] = ()
     root: bytes | None = None
     content: str | None = None
+    tokens: int | None = None
 
     @property
     def resting(self) -> bool:
@@ -59,7 +61,8 @@ class Landing(Value, frozen=True, kw_only=True):
 
     def take(self, advance: wire.Advance) -> Landing:
         """Its read is started."""
-        return replace(self, taken=advance.number, content=advance.sealed)
+        tokens = None if advance.sealed is None else advance.frontier.tokens
+        return replace(self, taken=advance.number, content=advance.sealed, tokens=tokens)
 
     def land(self, number: int, root: bytes | None) -> Landing:
         """It is here."""

@@ -21,6 +21,7 @@ class Membership(Value, frozen=True, kw_only=True):
         coordinator: the rank that decides, an incarnation; may be this one.
         number: of this part: higher than any before it in this incarnation.
         content: names source and descriptor; siblings must have the same.
+        tokens: one past the last position, of a stream once it is sealed; likewise, once all have landed.
         stage: where this part stands, as it was last told.
         group: the gathering in which it was told to proceed, 0 before.
         error: why it failed or leaves.
@@ -32,6 +33,7 @@ class Membership(Value, frozen=True, kw_only=True):
     coordinator: str
     number: int
     content: str
+    tokens: int | None = None
     stage: wire.Stage = wire.Stage.JOINED
     group: int = 0
     error: wire.ErrorInfo | None = None
@@ -139,6 +141,7 @@ def _stands(member: Membership) -> Send:
         part=member.number,
         group=member.group,
         content=member.content,
+        tokens=member.tokens,
         stage=member.stage,
         error=member.error,
     )

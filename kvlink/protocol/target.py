@@ -256,7 +256,10 @@ def cut_torn(part: TargetPart, _event: AllLanded, at: Moment) -> Change:
 
 
 def say_landed(part: TargetPart, _event: AllLanded, at: Moment) -> Change:
-    """Nor may a slow sibling."""
+    """Nor may a slow sibling; and what it has must end where ours does."""
+    streams = [leg.stream for leg in part.legs if leg.stream is not None]
+    if part.siblings is not None and streams:
+        part = replace(part, siblings=replace(part.siblings, tokens=streams[0].tokens))
     return _say(part, wire.Stage.LANDED, at)
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 from kvlink import limits
-from kvlink.descriptor import BlockList, FirstTokens, KVDescriptor
+from kvlink.descriptor import BlockList, FirstTokens, KVDescriptor, Token
 from kvlink.layout import CacheSpec, Frontier, GroupShare
 
 # Printable ASCII: characters are bytes, so the bound is exact, and a name cannot break a log line.
@@ -264,8 +264,8 @@ class Stands(Message, frozen=True):
     """Target rank -> coordinator: where this rank's part stands. Repeated until the verdict that it waits for.
 
     ``part`` numbers the parts of one incarnation, and rises. ``group`` is what `Decided` called the gathering, 0 before
-    that said to proceed. ``content`` names source and descriptor: all parts must have the same. ``error``: why it
-    failed or leaves.
+    that said to proceed. ``content`` names source and descriptor: all parts must have the same. ``tokens``: one past
+    the last position, once that is known: the same of all that have landed. ``error``: why it failed or leaves.
     """
 
     key: Key
@@ -273,6 +273,7 @@ class Stands(Message, frozen=True):
     group: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
     content: Text
     stage: Stage
+    tokens: Token | None = None
     error: ErrorInfo | None = None
 
 
