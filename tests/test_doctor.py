@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import resource
+import socket
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 import stand_in
 
 import kvlink
-from kvlink.cli.doctor import choice, gpus, libraries, machine, speed
+from kvlink.cli.doctor import choice, containers, gpus, libraries, machine, speed
 from kvlink.cli.doctor.findings import Finding, make_report
 from kvlink.cli.doctor.partner import CrossRead, Partner
 
@@ -53,7 +54,8 @@ async def test_every_finding_of_this_machine_is_told_with_figures():
     assert {
         "native.core", "ucx.library", "ucx.transports", "ucx.rdma", "ucx.UCX_RNDV_THRESH", "gpu.device", "gpu.compiler",
         "cpu.cores", "cpu.numa", "memory.size", "memory.locked", "pages.huge", "pages.shared", "pages.reserved",
-        "pages.granted", "cma.read", "speed.memcpy", "speed.tcp", "speed.tcp_round_trip", "speed.ucx",
+        "pages.granted", "container.namespaces", "container.tracing", "cma.read",
+        "speed.memcpy", "speed.tcp", "speed.tcp_round_trip", "speed.ucx",
         "speed.ucx_round_trip", "link.transport", "link.threads",
     } <= found.keys()  # fmt: skip
     for check in ("speed.memcpy", "speed.tcp", "speed.ucx"):
@@ -79,7 +81,7 @@ async def test_a_ucx_that_is_not_there_ends_with_code_3_and_its_remedy_unless_no
     assert code == 3
     assert "cannot work here" in out
     (line,) = err.splitlines()
-    assert "pip install libucx-cu12" in line
+    assert "leave it at auto" in line
     code, out, _ = await doctor(KVLINK_UCX_ORIGIN="/nonexistent/libucp.so.0", KVLINK_TRANSPORTS="stream")
     assert code == 0
     assert "UCX was not measured" in out
@@ -91,6 +93,26 @@ async def test_a_setting_of_the_users_is_shown_and_left_alone():
     assert code == 0
     assert found["ucx.UCX_RNDV_THRESH"]["facts"] == {"value": "8k", "from_environment": True}
     assert found["ucx.UCX_TCP_TX_SEG_SIZE"]["facts"] == {"value": "256k", "from_environment": False}
+
+
+async def test_what_ucx_is_kept_from_by_its_environment_is_blamed_and_its_own_words_stay_out_of_the_json():
+    code, out, err = await doctor("--no-measure", "--json", "-", UCX_TLS="nonsense")
+    found = {finding["check"]: finding for finding in json.loads(out)["findings"]}
+    assert code == 0
+    assert "nonsense" in err  # UCX's own words, which it prints to standard output
+    assert found["ucx.library"]["severity"] == "slow"
+    assert "unset it" in found["ucx.library"]["remedy"]
+    assert "pip install" not in found["ucx.library"]["remedy"]
+
+
+async def test_a_ucx_that_starts_and_reaches_no_other_process_means_that_a_link_which_offers_it_fails():
+    code, out, err = await doctor("--json", "-", UCX_TLS="self,sysv")
+    found = {finding["check"]: finding for finding in json.loads(out)["findings"]}
+    assert code == 3
+    assert found["ucx.UCX_TLS"]["severity"] == "note"
+    assert found["speed.ucx"]["severity"] == "fatal"
+    assert "UCX_TLS=self,sysv" in found["speed.ucx"]["remedy"]
+    assert "KVLINK_TRANSPORTS=shared,stream" in err
 
 
 async def test_a_configuration_that_is_wrong_ends_with_code_2():
@@ -160,6 +182,52 @@ def test_a_locked_memory_limit_counts_where_memory_is_pinned(monkeypatch, rdma, 
     found = by_check(machine.look_at_machine(rdma=rdma))["memory.locked"]
     assert found.severity == severity
     assert (found.remedy is None) == (severity == "ok")
+
+
+def namespaces(root: Path, **numbers: int) -> None:
+    for name, number in numbers.items():
+        (root / "proc/self/ns").mkdir(parents=True, exist_ok=True)
+        (root / "proc/self/ns" / name).symlink_to(f"{name}:[{number}]")
+
+
+def test_namespaces_are_numbered_and_a_containers_own_are_told_with_what_they_cost(tmp_path):
+    namespaces(tmp_path, net=7, pid=4026531836, ipc=4026531839, user=4026531837)
+    found = by_check(containers.look_at_containers(root=tmp_path))["container.namespaces"]
+    assert found.severity == "ok"
+    assert found.facts == {"net": 7, "pid": 4026531836, "ipc": 4026531839, "user": 4026531837}
+    (tmp_path / "proc/self/ns/pid").unlink()
+    namespaces(tmp_path, pid=4026532999)
+    found = by_check(containers.look_at_containers(root=tmp_path))["container.namespaces"]
+    assert found.severity == "note"
+    assert "pid of its own" in found.text
+    assert "hostPID" in found.remedy
+    bare = by_check(containers.look_at_containers(root=tmp_path / "none"))
+    assert bare["container.namespaces"].severity == "ok"
+
+
+@pytest.mark.parametrize(
+    ("scope", "status", "severity", "words"),
+    [
+        ("1", "CapEff:\t0000000000000000\nSeccomp:\t0\n", "note", "ptrace_scope=0"),
+        ("1", "CapEff:\t0000000000080000\nSeccomp:\t0\n", "ok", ""),
+        ("0", "CapEff:\t0000000000000000\nSeccomp:\t2\n", "note", "seccomp=unconfined"),
+        ("0", "CapEff:\t0000000000000000\nSeccomp:\t0\n", "ok", ""),
+    ],
+)
+def test_what_rules_tracing_is_told_without_measuring(tmp_path, scope, status, severity, words):
+    root = files(tmp_path, {"proc/sys/kernel/yama/ptrace_scope": scope, "proc/self/status": status})
+    found = by_check(containers.look_at_containers(root=root))["container.tracing"]
+    assert found.severity == severity
+    assert words in (found.remedy or "")
+
+
+def test_processes_that_do_not_reach_each_other_over_loopback_are_told_what_to_bring_up():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        partner = Partner(cross_read=CrossRead(error=0, seconds=1.0), port=taken.getsockname()[1])
+        (finding,) = speed._sockets(partner.port, None)
+    assert finding.severity == "fatal"
+    assert "ip link set lo up" in finding.remedy
 
 
 def test_memory_that_no_other_process_may_read_is_told_with_every_way_out():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +17,8 @@ from rich.table import Table
 
 from kvlink.errors import ConfigError, KVLinkError
 
+_STANDARD_OUTPUT: Final = 1
+_STANDARD_ERROR: Final = 2
 PIPED_COLUMNS: Final = 120
 """Width of tables where no terminal says how wide it is."""
 
@@ -116,6 +119,24 @@ def standard_output() -> Iterator[None]:
     except OSError as error:
         _discard_output()
         raise KVLinkError(f"the result could not be written to standard output: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def native_words_aside() -> Iterator[None]:
+    """Inside, what native code prints to standard output goes to standard error: UCX logs there, amid a result."""
+    try:
+        os.fstat(_STANDARD_ERROR)
+        kept = os.dup(_STANDARD_OUTPUT)
+    except OSError:  # one of them is closed: there is nothing to keep apart
+        yield
+        return
+    try:
+        os.dup2(_STANDARD_ERROR, _STANDARD_OUTPUT)
+        yield
+    finally:
+        ctypes.CDLL(None).fflush(None)  # what C still holds back of it
+        os.dup2(kept, _STANDARD_OUTPUT)
+        os.close(kept)
 
 
 def _discard_output() -> None:

@@ -1,8 +1,8 @@
 """``kvlink doctor``: what this machine has for KVLink, what it lacks, and the remedy for each.
 
-`libraries` looks at what is loaded, `gpus` at GPUs and their kernels, `machine` at what the kernel says, `speed`
-measures with a second process (`partner`), `choice` says what a link here would do by itself; all make `findings`,
-which `table` shows.
+`libraries` looks at what is loaded, `gpus` at GPUs and their kernels, `machine` and `containers` at what the kernel
+says, `speed` measures with a second process (`partner`), `choice` says what a link here would do by itself; all make
+`findings`, which `table` shows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from kvlink.cli.doctor.findings import DoctorReport, make_report
-from kvlink.cli.output import check_writable, write_result
+from kvlink.cli.output import check_writable, native_words_aside, write_result
 from kvlink.config import Config
 from kvlink.errors import UnavailableError
 
@@ -43,7 +43,8 @@ def run(arguments: argparse.Namespace) -> bool:
 
     if arguments.json not in (None, "-"):
         check_writable("--json", Path(arguments.json))
-    report = asyncio.run(examine(Config.load(), measured=not arguments.no_measure))
+    with native_words_aside():
+        report = asyncio.run(examine(Config.load(), measured=not arguments.no_measure))
     write_result(report, arguments.json, partial(show, report))
     for finding in report.findings:
         if finding.severity == "fatal":
@@ -53,13 +54,14 @@ def run(arguments: argparse.Namespace) -> bool:
 
 async def examine(config: Config, *, measured: bool) -> DoctorReport:
     """Everything there is to find under ``config``; without ``measured``, only what needs no second process."""
-    from kvlink.cli.doctor import choice, gpus, libraries, machine, speed  # noqa: PLC0415 - other commands need not load them
+    from kvlink.cli.doctor import choice, containers, gpus, libraries, machine, speed  # noqa: PLC0415 - other commands need not load them
 
     start = time.monotonic()
     findings = list(libraries.look_at_libraries(config))
     rdma = any(finding.check == "ucx.rdma" and finding.severity == "ok" for finding in findings)
     findings += gpus.look_at_gpus(config)
     findings += machine.look_at_machine(rdma=rdma)
+    findings += containers.look_at_containers()
     if measured:
         findings += await speed.measure(config)
     findings += choice.look_at_choice(config, measured=measured)

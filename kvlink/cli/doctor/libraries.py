@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from kvlink.cli.doctor.findings import Fact, Finding, Severity
@@ -12,6 +13,9 @@ from kvlink.transports.ucx import UcxTransport
 from kvlink.transports.ucx_library import RDMA_DEVICES, has_devices
 from kvlink.transports.ucx_ping import ucx_settings
 
+_NARROWING = ("UCX_TLS", "UCX_NET_DEVICES")
+"""What of UCX's own environment takes transports or devices away from it."""
+_WITHOUT_UCX = "do without it: KVLINK_TRANSPORTS=shared,stream"
 _SYSTEM_UCX = "apt install libucx0 (Debian, Ubuntu), dnf install ucx ucx-ib (Fedora), or your NIC vendor's"
 
 
@@ -23,6 +27,7 @@ def look_at_libraries(config: Config) -> Iterator[Finding]:
     """
     yield Finding(check="native.core", severity="ok", text=f"native core, moving with {move_variants()[0]}")
     yield from _ucx(config)
+    yield from _narrowed()
     yield from _settings()
 
 
@@ -32,8 +37,8 @@ def _ucx(config: Config) -> Iterator[Finding]:
     except KVLinkError as error:
         # A link does not open without a transport it was told to have; left to choose, it goes on without.
         severity: Severity = "fatal" if "ucx" in config.transports else "slow" if AUTO in config.transports else "note"
-        remedy = "pip install libucx-cu12, or do without: KVLINK_TRANSPORTS=stream"
-        yield Finding(check="ucx.library", severity=severity, text=f"UCX cannot be used: {error}", remedy=remedy)
+        text = f"UCX cannot be used: {error}"
+        yield Finding(check="ucx.library", severity=severity, text=text, remedy=ucx_remedy(config))
         return
     capabilities = transport.capabilities()
     transport.close()
@@ -56,6 +61,30 @@ def _rdma(usable: bool) -> Finding:
     text = f"RDMA devices ({', '.join(devices)}), and this UCX is built without RDMA, as every wheel is"
     remedy = f"{_SYSTEM_UCX}; ucx_origin auto then takes it"
     return Finding(check="ucx.rdma", severity="slow", text=text, remedy=remedy, facts=facts)
+
+
+def ucx_remedy(config: Config) -> str:
+    """What to do about a UCX that does not load, start or connect: first, what somebody set."""
+    ways = []
+    if config.ucx_tls is not None:
+        ways.append(f"ucx_tls is {config.ucx_tls!r}: leave it out, or name transports that are here, tcp among them")
+    ways += [
+        f"{name}={os.environ[name]} is in the environment: unset it, or name what is here, tcp among it"
+        for name in _NARROWING
+        if name in os.environ
+    ]
+    if config.ucx_origin != AUTO:
+        ways.append(f"ucx_origin is {config.ucx_origin!r}: leave it at auto")
+    return "; or ".join([*(ways or ["pip install libucx-cu12"]), _WITHOUT_UCX])
+
+
+def _narrowed() -> Iterator[Finding]:
+    for name in _NARROWING:
+        if value := os.environ.get(name):
+            text = f"{name}={value} from your environment narrows what UCX uses"
+            facts: dict[str, Fact] = {"value": value, "from_environment": True}
+            remedy = f"unset {name} unless UCX must not use more"
+            yield Finding(check=f"ucx.{name}", severity="note", text=text, remedy=remedy, facts=facts)
 
 
 def _settings() -> Iterator[Finding]:

@@ -19,10 +19,12 @@ import msgspec
 import numpy as np
 
 from kvlink import limits
+from kvlink.cli.doctor.containers import is_filtered, tracing_remedy
 from kvlink.cli.doctor.findings import Finding
+from kvlink.cli.doctor.libraries import ucx_remedy
 from kvlink.cli.doctor.machine import read
 from kvlink.cli.doctor.partner import COUNT, MEMORY_BYTES, Partner, Task, region_key
-from kvlink.config import Config
+from kvlink.config import AUTO, Config
 from kvlink.errors import KVLinkError
 from kvlink.memory import Pool, allocate_pool
 from kvlink.plan import CopyPlan
@@ -51,14 +53,14 @@ async def measure(config: Config) -> list[Finding]:
     with allocate_pool(MEMORY_BYTES) as here, allocate_pool(MEMORY_BYTES) as there:
         for pool in (here, there):
             pool.array[:] = 2  # every page is there
-        findings = [_pages(here), _copies(here, there)]
+        findings, copies = [_pages(here)], _copies(here, there)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", _PARTNER_MODULE,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         try:
             partner = await asyncio.wait_for(_meet(process, here, config), _PARTNER_SECONDS)
-            findings += await asyncio.to_thread(_with_partner, partner, here, config)
+            findings += await asyncio.to_thread(_with_partner, partner, here, config, copies)
         except (TimeoutError, OSError, msgspec.DecodeError) as error:
             text = f"the second process of these checks failed ({type(error).__name__}: {error})"
             remedy = f"run `{sys.executable} -m {_PARTNER_MODULE} </dev/null` to see its own words"
@@ -79,10 +81,17 @@ async def _meet(process: asyncio.subprocess.Process, pool: Pool, config: Config)
     return msgspec.json.decode(await process.stdout.readline(), type=Partner)
 
 
-def _with_partner(partner: Partner, pool: Pool, config: Config) -> list[Finding]:
+def _no_loopback(error: OSError) -> Finding:
+    text = f"two processes of this host do not reach each other at 127.0.0.1: {error.strerror}"
+    remedy = "bring the loopback interface up (ip link set lo up), and let no firewall stand between"
+    return Finding(check="speed.tcp", severity="fatal", text=text, remedy=remedy)
+
+
+def _with_partner(partner: Partner, pool: Pool, config: Config, copies: Finding) -> list[Finding]:
     scope, status = read(Path("/proc/sys/kernel/yama/ptrace_scope")), read(Path("/proc/self/status"))
     return [
         judge_cross_read(partner, scope=scope, status=status),
+        copies,
         *_sockets(partner.port, pool),
         *_ucx(partner, pool, config),
     ]
@@ -138,7 +147,7 @@ def judge_cross_read(partner: Partner, *, scope: str, status: str) -> Finding:
         scope: what ``/proc/sys/kernel/yama/ptrace_scope`` says.
         status: what ``/proc/self/status`` says.
     """
-    filtered = "Seccomp:\t2" in status
+    filtered = is_filtered(status)
     nested = any(line.startswith("NSpid:") and len(line.split()) > 2 for line in status.splitlines())
     facts = {
         "ptrace_scope": int(scope) if scope.isdigit() else None,
@@ -158,22 +167,17 @@ def judge_cross_read(partner: Partner, *, scope: str, status: str) -> Finding:
         "cross by `shared`'s ring, which copies twice, and UCX has no zero-copy"
     )
     return Finding(
-        check="cma.read", severity="slow", text=text, remedy=_cross_read_remedy(scope, filtered=filtered), facts=facts
+        check="cma.read", severity="slow", text=text, remedy=tracing_remedy(scope, filtered=filtered), facts=facts
     )
 
 
-def _cross_read_remedy(scope: str, *, filtered: bool) -> str:
-    ways = []
-    if scope.isdigit() and int(scope) > 0:
-        ways.append(f"ptrace_scope is {scope}: sysctl kernel.yama.ptrace_scope=0, or give workers CAP_SYS_PTRACE")
-    if filtered:
-        ways.append("a seccomp filter is in force: --security-opt seccomp=unconfined, or --cap-add SYS_PTRACE")
-    ways.append("run the workers of a host as one user and in one pid namespace (--pid host, hostPID)")
-    return "; ".join(ways)
-
-
 def _sockets(port: int, pool: Pool) -> Iterator[Finding]:
-    with socket.create_connection(("127.0.0.1", port)) as sock:
+    try:
+        sock = socket.create_connection(("127.0.0.1", port))
+    except OSError as error:
+        yield _no_loopback(error)
+        return
+    with sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         gb_s = _rate(lambda: _ask(sock, pool, MEMORY_BYTES))
         yield Finding(
@@ -205,10 +209,12 @@ def _ucx(partner: Partner, pool: Pool, config: Config) -> Iterator[Finding]:
         yield Finding(check="speed.ucx", severity="ok", text=text, facts={"gb_s": gb_s})
         yield _round_trip("speed.ucx_round_trip", "UCX", _pings(partner.ping, config))
     except KVLinkError as error:
-        fatal = "ucx" in config.transports
-        remedy = "try KVLINK_UCX_TLS=tcp, or KVLINK_TRANSPORTS=stream"
+        # A link that offers it takes it for some transfers, which fail.
+        offered = "ucx" in config.transports or AUTO in config.transports
         text = f"UCX failed between two processes: {error}"
-        yield Finding(check="speed.ucx", severity="fatal" if fatal else "note", text=text, remedy=remedy)
+        yield Finding(
+            check="speed.ucx", severity="fatal" if offered else "note", text=text, remedy=ucx_remedy(config)
+        )  # fmt: skip
 
 
 def _gets(address: bytes, key: RegionKey, pool: Pool, config: Config) -> float:
