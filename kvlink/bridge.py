@@ -90,7 +90,8 @@ class Bridge:
             bridge._thread.start()
 
         try:
-            bridge._driver = bridge._run(open_driver(config, caches, siblings, transports), BRIDGE_ANSWER_SECONDS)
+            opening = open_driver(config, caches, siblings, transports, linger=pump == "thread")
+            bridge._driver = bridge._run(opening, BRIDGE_ANSWER_SECONDS)
         except BaseException:
             bridge._stop_loop()
             raise

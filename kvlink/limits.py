@@ -127,6 +127,16 @@ REPEAT_SECONDS: Final = 0.5
 MAX_REPEAT_SECONDS: Final = 2.0
 UNHURRIED_SECONDS: Final = 0.002
 """How long a message that nobody waits for may wait for one to leave with."""
+LINGER_SECONDS: Final = 0.00025
+"""How long an answer that is on its way is waited for without sleep; what takes longer is slept for."""
+LINGER_BURST_SECONDS: Final = 0.00005
+"""At most so long between two looks at whatever else a loop has to do."""
+LINGER_PAUSE_SECONDS: Final = 0.1
+"""No such waiting for so long, once somebody else was seen to compute on the CPU."""
+LINGER_BYTES: Final = 1 << 20
+"""Reads up to this size are waited for so."""
+MAX_LINGERED: Final = 4
+"""Answers that are waited for so at a time; where more are under way, something is always ready."""
 TELL_SECONDS: Final = 30.0
 """How long INSTALLED or NOT_INSTALLED is repeated to a source that does not acknowledge."""
 RETRY_HOLD_SECONDS: Final = 10.0

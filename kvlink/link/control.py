@@ -96,6 +96,7 @@ class ControlConnection:
         peer: ``str`` of the peer's place.
         session: what the handshake agreed on.
         dialled: where we connected to, or ``None`` on the listener's side.
+        descriptor: the socket's, readable when a message comes; -1 before there is one.
         closed: set once the socket is closed; nothing is sent or received from then on.
         error: why it ended, or is about to; ``None`` while it works.
     """
@@ -107,6 +108,7 @@ class ControlConnection:
         self.session = session
         self.dialled = dialled
         self.peer = "a peer not introduced yet" if dialled is None else str(dialled)
+        self.descriptor = -1
         self.closed = asyncio.Event()
         self.error: KVLinkError | None = None
         self._on_message: Callable[[AnyMessage], None] | None = None
@@ -131,6 +133,7 @@ class ControlConnection:
         """
         try:
             await asyncio.get_running_loop().create_connection(lambda: self._frames, sock=sock)
+            self.descriptor = sock.fileno()
             self.told = introduce()
             self.send(self.told)
             introduced = check_introduce(await self.receive())

@@ -18,6 +18,7 @@ from kvlink import limits
 from kvlink.errors import ClosedError, ConfigError, DeadlineError, KVLinkError, TransportError
 from kvlink.layout import alias_classes
 from kvlink.link.arguments import check_deadline, check_ttl, check_uncovered
+from kvlink.link.linger import Linger
 from kvlink.link.listener import Listener
 from kvlink.link.making import gpu_of, keep_near, make_transports
 from kvlink.link.moments import Moments
@@ -515,9 +516,17 @@ class Driver:
 
 
 async def open_driver(
-    config: Config, caches: Caches, siblings: Roster | None, transports: Sequence[Transport] | None
+    config: Config,
+    caches: Caches,
+    siblings: Roster | None,
+    transports: Sequence[Transport] | None,
+    *,
+    linger: bool = True,
 ) -> Driver:
-    """Register the memory, bind the address, let peers in; see `kvlink.open_link` for arguments and errors."""
+    """Register the memory, bind the address, let peers in; see `kvlink.open_link` for arguments and errors.
+
+    ``linger``: whether its loop may wait awake for answers that come soon.
+    """
     gpu = None if caches.on_host else gpu_of(config, caches)
     made = list(transports) if transports is not None else await asyncio.to_thread(make_transports, config, gpu)
     tasks = TaskSet()
@@ -542,7 +551,7 @@ async def open_driver(
         for pump in pumps:
             register_all(pump, caches)
         keep_near(made, config, caches)
-        rank = LocalRank(config, caches, pumps, VERSION, gpu, moments)
+        rank = LocalRank(config, caches, pumps, VERSION, gpu, moments, Linger(enabled=linger))
         listener = await Listener.bind(
             config.listen,
             secret=config.secret,

@@ -25,6 +25,7 @@ class Pump:
 
     Attributes:
         transport: what it watches; closed by its owner.
+        descriptor: readable when there are completions.
         region_keys: keys of the cache's regions, once registered.
     """
 
@@ -34,8 +35,8 @@ class Pump:
         self._on_event = on_event
         self._handlers: dict[int, Handler] = {}
         self._loop = asyncio.get_running_loop()
-        self._fd = transport.fileno()
-        self._loop.add_reader(self._fd, self._drain)
+        self.descriptor = transport.fileno()
+        self._loop.add_reader(self.descriptor, self._drain)
 
     def on(self, op: int, handler: Handler) -> None:
         """Call ``handler`` with the completion of ``op``, once."""
@@ -52,7 +53,7 @@ class Pump:
 
     def close(self) -> None:
         """Stop watching. The transport is closed by its owner."""
-        self._loop.remove_reader(self._fd)
+        self._loop.remove_reader(self.descriptor)
         self._handlers.clear()
 
     def _drain(self) -> None:

@@ -17,6 +17,7 @@ from kvlink.wire import Chosen, Introduce, RankCard, TransportCard, WireKey
 if TYPE_CHECKING:
     from kvlink.config import Config
     from kvlink.layout import CacheSpec, Group
+    from kvlink.link.linger import Linger
     from kvlink.link.moments import Moments
     from kvlink.link.pump import Pump
     from kvlink.memory import Caches
@@ -28,7 +29,7 @@ class LocalRank:
     """One rank: its caches, its settings, and a pump per transport, best first.
 
     ``caches`` are others after a pause; whoever needs them reads them here each time. ``gpu`` is where they lie, if not
-    in host memory, and ``moments`` what is waited for there.
+    in host memory, and ``moments`` what is waited for there; ``linger`` waits awake for what comes soon.
     """
 
     config: Config
@@ -37,6 +38,7 @@ class LocalRank:
     version: str
     gpu: Gpu | None
     moments: Moments
+    linger: Linger
 
     def introduce(self) -> Introduce:
         """What an authenticated peer is told: geometry, transports and the keys to read us."""

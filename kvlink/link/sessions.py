@@ -30,7 +30,7 @@ from kvlink.layout import compare_identity
 from kvlink.link.control import ControlConnection, connect
 from kvlink.link.planners import Planners
 from kvlink.transports.base import Completion, Outcome, RegionKey
-from kvlink.wire import AnyMessage, Chosen, Goodbye
+from kvlink.wire import AnyMessage, Ask, Chosen, Goodbye, Lease, Prepared
 
 if TYPE_CHECKING:
     from kvlink.layout import CacheSpec, Place
@@ -140,6 +140,8 @@ class Sessions:
         except KVLinkError as error:
             _log.debug("a message to %s was not sent: %s", peer, error)
             return False
+        if _answered_soon(message):
+            self._rank.linger.on(session.connection.descriptor)
         return True
 
     async def dial(self, address: str, place: Place) -> Session:
@@ -342,9 +344,17 @@ class Sessions:
 
     def _forget(self, session: Session) -> None:
         session.ended = True
+        self._rank.linger.forget(session.connection.descriptor)
         self._by_wire_name.pop(session.wire_name, None)
         if self._live.get(session.peer) is session:
             del self._live[session.peer]
+
+
+def _answered_soon(message: AnyMessage) -> bool:
+    """Whether the next word is as far as a round trip, or a short read, and no further."""
+    if isinstance(message, Lease):
+        return 0 < message.total_bytes <= limits.LINGER_BYTES
+    return isinstance(message, Ask | Prepared)
 
 
 def _looked_at(pending: asyncio.Future[Session]) -> None:

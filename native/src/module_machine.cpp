@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdint>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include "module.hpp"
 #include "pace.hpp"
 #include "shared_pull.hpp"
+#include "wait_awake.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -46,6 +48,10 @@ void py_pull(const Plan& plan, const Regions& source_regions, const Regions& tar
   pull(getpid(), plan, from, targets, 0, plan.total_bytes());
 }
 
+int py_wait_awake(const std::vector<int>& descriptors, double seconds) {
+  return wait_awake(descriptors, std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds)));
+}
+
 }  // namespace
 
 void bind_machine(nb::module_& m) {
@@ -60,6 +66,8 @@ void bind_machine(nb::module_& m) {
   m.def("pull", &py_pull, "plan"_a, "source_regions"_a, "target_regions"_a,
         "`move`, but by the call that reads another process's memory, on this process.\n\n"
         "Raises:\n    RuntimeError: the kernel does not allow it.\n    ValueError: the plan leaves a region.");
+  m.def("wait_awake", &py_wait_awake, "descriptors"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
+        "The place of the first descriptor that is readable, -1 if none is in time, -2 if another wants this CPU.");
   m.def("socket_cost", &py_socket_cost, "plan"_a, "source_regions"_a, "target_regions"_a,
         "Seconds of sending a plan's source side through a TCP connection of this host with itself, and of receiving\n"
         "into its target side, call by call in one thread.\n\n"
