@@ -201,6 +201,7 @@ class VirtualConnection:
     """One side of a control connection: in order and whole until it ends, as TCP is."""
 
     other: VirtualConnection
+    descriptor = -1
 
     def __init__(self, net: VirtualNet) -> None:
         self.error: KVLinkError | None = None

@@ -13,7 +13,7 @@ import os
 import socket
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final
 
 from kvlink import limits
 from kvlink.errors import (
@@ -22,34 +22,14 @@ from kvlink.errors import (
     PeerLostError,
     PeerUnreachableError,
 )
+from kvlink.link.frames import UNHURRIED, Frames
 from kvlink.link.handshake import DialerHandshake, Session
 from kvlink.link.introduction import check_introduce
 from kvlink.link.sockets import dial, receive_frame, send_frame
-from kvlink.wire import (
-    Ack,
-    Address,
-    AnyMessage,
-    Goodbye,
-    Installed,
-    Introduce,
-    decode,
-    encode,
-    frame_length,
-    pack_frame,
-)
-from kvlink.wire.codec import HEADER
+from kvlink.wire import Address, AnyMessage, Goodbye, Introduce, encode, pack_frame
 from kvlink.wire.opening import Purpose
 
 log: Final = logging.getLogger("kvlink.link")
-
-_BUFFER_BYTES: Final = 16 * 1024
-"""Of each connection, for what arrives; a longer frame gets more as it comes in."""
-_SHORT_BYTES: Final = 256
-"""Less than this behind a frame is no reason to hold its answer back: what nobody waits for, at most."""
-_UNHURRIED: Final = (Installed, Ack, Goodbye)
-"""Messages for which no request waits; repeats and bounds of the protocol are hundreds of times longer.
-A goodbye is one of them so that it leaves behind the others, and takes them along: what follows it is not heard."""
-
 
 async def connect(
     address: str,
@@ -118,7 +98,7 @@ class ControlConnection:
         self._arrived = asyncio.Event()
         self._channels: dict[int, socket.socket] = {}
         self._channel_arrived: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
-        self._frames = _Frames(self)
+        self._frames = Frames(self)
         self._abort_timer: asyncio.TimerHandle | None = None
 
     async def start(self, sock: socket.socket, introduce: Callable[[], Introduce]) -> None:
@@ -132,14 +112,14 @@ class ControlConnection:
         Whatever is raised, cancellation included, the socket is closed.
         """
         try:
-            await asyncio.get_running_loop().create_connection(lambda: self._frames, sock=sock)
+            self._frames.attach(sock)
             self.descriptor = sock.fileno()
             self.told = introduce()
             self.send(self.told)
             introduced = check_introduce(await self.receive())
         except BaseException as error:
             self.fail(error if isinstance(error, KVLinkError) else ClosedError("given up before it was introduced"))
-            sock.close()  # harmless where the transport has it: `fail` has taken it out of the loop
+            sock.close()  # `fail` has taken it out of the loop
             raise
         self.peer_introduce = introduced
         self.peer = str(introduced.spec.place)
@@ -160,7 +140,7 @@ class ControlConnection:
             error = PeerLostError(msg, peer=self.peer, stage="send")
             self.fail(error)
             raise error
-        self._frames.write(frame, hurried=not isinstance(message, _UNHURRIED))
+        self._frames.write(frame, hurried=not isinstance(message, UNHURRIED))
         if isinstance(message, Goodbye):
             self._frames.hurry()
 
@@ -240,6 +220,10 @@ class ControlConnection:
             raise self.error or ClosedError("the channel was taken already", peer=self.peer, stage="channel")
         return sock
 
+    def readable(self) -> None:
+        """Take in what the socket has, and hear it; nothing happens if it has nothing."""
+        self._frames.readable()
+
     def deliver_channel(self, index: int, sock: socket.socket) -> None:
         """The listener's call: the channel or a lane has proven itself. Closes ``sock`` if the connection ended."""
         if self.error is not None:
@@ -311,147 +295,6 @@ class ControlConnection:
         if self._on_end is not None:
             asyncio.get_running_loop().call_soon(self._on_end, error)
         return True
-
-
-class _Frames(asyncio.BufferedProtocol):
-    """The socket side: takes frames apart as bytes arrive, and stops reading while the inbox is full.
-
-    What somebody waits for leaves at once, or, while more of one delivery is being answered, with the answers to the
-    rest. What nobody waits for leaves behind the next that is hurried, or alone a little later: it costs neither side
-    a call of its own. It is about attempts that have ended, so that order says nothing.
-    """
-
-    def __init__(self, connection: ControlConnection) -> None:
-        self._connection = connection
-        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
-        self._have_bytes = 0
-        self._transport: asyncio.Transport | None = None
-        self._reading = True
-        self._holding = False
-        self._hurried: list[bytes] = []
-        self._unhurried: list[bytes] = []
-        self._unsent_bytes = 0
-        self._late: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
-
-    def get_buffer(self, _sizehint: int) -> memoryview:
-        if self._have_bytes == len(self._buffer):  # a long frame: it has come this far, so it may have as much again
-            self._replace_buffer(min(2 * len(self._buffer), HEADER.size + limits.MAX_FRAME_BYTES))
-        return self._buffer[self._have_bytes :]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._have_bytes += nbytes
-        self._take_apart()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._reading:
-            self._take_apart()
-        how = "closed by the peer" if exc is None else f"{type(exc).__name__}: {exc}"
-        if self._have_bytes:
-            how += f", with {self._have_bytes} bytes of an unfinished frame"
-        self._have_bytes = 0
-        if self._late is not None:
-            self._late.cancel()
-        self._connection.lost(how)
-
-    @property
-    def unsent_bytes(self) -> int:
-        return self._unsent_bytes + (0 if self._transport is None else self._transport.get_write_buffer_size())
-
-    def write(self, frame: bytes, *, hurried: bool) -> None:
-        self._unsent_bytes += len(frame)
-        (self._hurried if hurried else self._unhurried).append(frame)
-        if hurried and not self._holding:
-            self._flush()
-        elif not hurried and self._late is None:
-            self._late = asyncio.get_running_loop().call_later(limits.UNHURRIED_SECONDS, self._flush_late)
-
-    def hurry(self) -> None:
-        """Whatever waits leaves now."""
-        self._flush()
-
-    def _flush_late(self) -> None:
-        self._late = None
-        self._flush()
-
-    def close(self) -> None:
-        self._flush()
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    def resume(self) -> None:
-        """There is room again. Frames that are here already come first, in the loop's own time."""
-        if not self._reading and self._transport is not None and not self._transport.is_closing():
-            self._reading = True
-            self._take_apart()
-            if self._reading:
-                self._transport.resume_reading()
-
-    def _flush(self) -> None:
-        """Hurried first: their receiver need not take in the rest before it answers."""
-        frames = self._hurried + self._unhurried
-        self._hurried.clear()
-        self._unhurried.clear()
-        self._unsent_bytes = 0
-        if frames and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
-
-    def _take_apart(self) -> None:
-        start = 0
-        put_off = False
-        try:
-            while self._reading and not put_off and (end := self._frame_end(start)) is not None:
-                message = decode(self._buffer[start + HEADER.size : end])
-                size_bytes, start = end - start, end
-                left = self._have_bytes - end
-                self._holding = left > _SHORT_BYTES
-                put_off = 0 < left <= _SHORT_BYTES and not isinstance(message, _UNHURRIED)
-                if not self._connection.arrived(message, size_bytes):
-                    self._pause()
-        except KVLinkError as error:
-            log.debug("closing the control connection to %s: %s", self._connection.peer, error)
-            error.peer = self._connection.peer
-            self._connection.fail(error)
-            start = self._have_bytes
-        self._holding = False
-        if self._hurried:
-            self._flush()
-        self._discard(start)
-        if put_off and self._have_bytes:  # most likely what nobody waits for: whoever waits for this goes on first
-            asyncio.get_running_loop().call_soon(self._take_apart)
-
-    def _discard(self, count: int) -> None:
-        """What was taken apart makes room; a buffer that grew for a long frame goes once that is gone."""
-        left = self._have_bytes = max(self._have_bytes - count, 0)
-        if len(self._buffer) > _BUFFER_BYTES and left <= _BUFFER_BYTES // 2:
-            self._buffer = self._buffer[count:]
-            self._replace_buffer(_BUFFER_BYTES)
-        elif left and count:
-            self._buffer[:left] = bytes(self._buffer[count : count + left])
-
-    def _replace_buffer(self, size_bytes: int) -> None:
-        larger = memoryview(bytearray(size_bytes))
-        larger[: self._have_bytes] = self._buffer[: self._have_bytes]
-        self._buffer = larger
-
-    def _frame_end(self, start: int) -> int | None:
-        """Where the frame at ``start`` ends in the buffer, or ``None`` while it is not whole."""
-        begin = start + HEADER.size
-        if self._have_bytes < begin:
-            return None
-        end = begin + frame_length(self._buffer[start:begin], limits.MAX_FRAME_BYTES)
-        return end if self._have_bytes >= end else None
-
-    def _pause(self) -> None:
-        self._reading = False
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
 
 
 async def _dial_and_prove(

@@ -8,9 +8,21 @@ compute on it, while many requests fly (something is always ready then), or when
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 from kvlink import limits
 from kvlink.transports.awake import CROWDED, LATE, wait_awake
+
+
+class Awaited(Protocol):
+    """Where an answer comes in."""
+
+    @property
+    def descriptor(self) -> int:
+        """Readable when it is there; negative: none."""
+
+    def readable(self) -> None:
+        """Take in what is there; nothing happens if that is nothing."""
 
 
 class Linger:
@@ -22,41 +34,45 @@ class Linger:
 
     def __init__(self, *, enabled: bool = True) -> None:
         self._loop = asyncio.get_running_loop()
-        self._awaited: dict[int, float] = {}
+        self._until: dict[Awaited, float] = {}
         self._looking = False
         self._enabled = enabled
         self._not_before = 0.0
 
-    def on(self, descriptor: int) -> None:
-        """The answer makes ``descriptor`` readable; negative: it has none."""
-        if not self._enabled or descriptor < 0:
+    def on(self, awaited: Awaited) -> None:
+        """An answer will come in there."""
+        if not self._enabled or awaited.descriptor < 0:
             return
         now = self._loop.time()
-        self._awaited[descriptor] = now + limits.LINGER_SECONDS
-        if not self._looking and now >= self._not_before:
+        if now < self._not_before:
+            return
+        self._until[awaited] = now + limits.LINGER_SECONDS
+        self._look_soon()
+
+    def forget(self, awaited: Awaited) -> None:
+        """It will be closed."""
+        self._until.pop(awaited, None)
+
+    def _look_soon(self) -> None:
+        if not self._looking:
             self._looking = True
             self._loop.call_soon(self._look)
-
-    def forget(self, descriptor: int) -> None:
-        """It will be closed."""
-        self._awaited.pop(descriptor, None)
 
     def _look(self) -> None:
-        """One burst. Whoever reads what has come has the loop's next turn."""
+        """One burst. What has come is taken in at once, not in the loop's next turn."""
         self._looking = False
-        awaited, now = self._awaited, self._loop.time()
-        for descriptor in [descriptor for descriptor, until in awaited.items() if now >= until]:
-            del awaited[descriptor]
-        if not awaited or len(awaited) > limits.MAX_LINGERED:
-            awaited.clear()
+        until, now = self._until, self._loop.time()
+        waiting = [awaited for awaited, end in until.items() if now < end]
+        if len(waiting) < len(until):
+            self._until = until = {awaited: until[awaited] for awaited in waiting}
+        if not 0 < len(waiting) <= limits.MAX_LINGERED:
+            until.clear()
             return
-        descriptors = list(awaited)
-        found = wait_awake(descriptors, limits.LINGER_BURST_SECONDS)
+        self._look_soon()
+        found = wait_awake([awaited.descriptor for awaited in waiting], limits.LINGER_BURST_SECONDS)
         if found == CROWDED:
-            awaited.clear()
+            until.clear()
             self._not_before = now + limits.LINGER_PAUSE_SECONDS
         elif found != LATE:
-            awaited.pop(descriptors[found], None)
-        if awaited:
-            self._looking = True
-            self._loop.call_soon(self._look)
+            del until[waiting[found]]
+            waiting[found].readable()

@@ -36,7 +36,7 @@ class Pump:
         self._handlers: dict[int, Handler] = {}
         self._loop = asyncio.get_running_loop()
         self.descriptor = transport.fileno()
-        self._loop.add_reader(self.descriptor, self._drain)
+        self._loop.add_reader(self.descriptor, self.readable)
 
     def on(self, op: int, handler: Handler) -> None:
         """Call ``handler`` with the completion of ``op``, once."""
@@ -56,7 +56,8 @@ class Pump:
         self._loop.remove_reader(self.descriptor)
         self._handlers.clear()
 
-    def _drain(self) -> None:
+    def readable(self) -> None:
+        """Hand over what has completed; nothing happens if that is nothing."""
         while batch := self.transport.poll(_BATCH):
             for completion in batch:
                 self._dispatch(completion)

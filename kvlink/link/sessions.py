@@ -141,7 +141,7 @@ class Sessions:
             _log.debug("a message to %s was not sent: %s", peer, error)
             return False
         if _answered_soon(message):
-            self._rank.linger.on(session.connection.descriptor)
+            self._rank.linger.on(session.connection)
         return True
 
     async def dial(self, address: str, place: Place) -> Session:
@@ -344,7 +344,7 @@ class Sessions:
 
     def _forget(self, session: Session) -> None:
         session.ended = True
-        self._rank.linger.forget(session.connection.descriptor)
+        self._rank.linger.forget(session.connection)
         self._by_wire_name.pop(session.wire_name, None)
         if self._live.get(session.peer) is session:
             del self._live[session.peer]

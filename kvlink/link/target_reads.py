@@ -132,7 +132,7 @@ class Reads:
         leg.wire_name = session.wire_name
         leg.reading.add(read.attempt)
         if plan.total_bytes <= limits.LINGER_BYTES:
-            self._rank.linger.on(session.pump.descriptor)
+            self._rank.linger.on(session.pump)
         session.pump.on(op, partial(self._ended, work, leg, increment, plan.total_bytes))
 
     def cut_off(self, work: TargetWork, leg: LegWork) -> None:
