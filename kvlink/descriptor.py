@@ -10,7 +10,7 @@ import msgspec
 
 from kvlink import limits
 from kvlink.errors import LayoutError, MismatchError, UnsupportedError
-from kvlink.layout import CacheSpec, compare_stated, fingerprint, starts_of_groups, touched_blocks
+from kvlink.layout import CacheSpec, compare_stated, fingerprint, starts_of_groups, touched_ids
 
 Token = Annotated[int, msgspec.Meta(ge=0, le=limits.MAX_TOKENS_PER_REQUEST)]
 FirstTokens = Annotated[tuple[Token, ...], msgspec.Meta(max_length=limits.MAX_GROUPS)]
@@ -103,7 +103,7 @@ def check_descriptor(descriptor: KVDescriptor, spec: CacheSpec, *, stream: bool 
             raise LayoutError("descriptor.blocks of a stream's beginning hold blocks; they come with its increments")
         return
     for group, blocks, first in zip(spec.groups, descriptor.blocks, descriptor.starts(), strict=True):
-        touched_blocks(group, blocks, first, descriptor.tokens, f"descriptor.blocks of groups.{group.name}")
+        touched_ids(group, blocks, first, descriptor.tokens, f"descriptor.blocks of groups.{group.name}")
 
 
 def check_group_first_tokens(where: str, starts: FirstTokens, spec: CacheSpec, tokens: int) -> None:

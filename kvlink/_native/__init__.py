@@ -66,13 +66,15 @@ class PlanLike(Protocol):
 
 
 def native_plan(plan: PlanLike) -> _kvlink.Plan:
-    """The native walker's own copy of a plan: proportional to its tables, not to its runs.
+    """The native walker's own copy of a plan: proportional to its tables, not to its runs. Made once, kept with it.
 
     Raises:
         LayoutError: a table has the wrong shape or a term is out of its bounds; the message names the segment.
     """
+    if isinstance(kept := getattr(plan, "native", None), _kvlink.Plan):
+        return kept
     try:
-        return _kvlink.Plan(
+        made = _kvlink.Plan(
             [
                 (
                     np.ascontiguousarray(segment.bases, np.int64),
@@ -86,6 +88,9 @@ def native_plan(plan: PlanLike) -> _kvlink.Plan:
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise LayoutError(f"not a plan the native core can walk: {error}") from error
+    if hasattr(plan, "native"):
+        object.__setattr__(plan, "native", made)
+    return made
 
 
 def _conversion_tables(convert: ConversionLike, nest: Sequence[tuple[int, int, int]]) -> ConversionTables:

@@ -7,7 +7,14 @@ orders by name.
 """
 
 from kvlink.layout.alias import Alias, alias_classes, aliases
-from kvlink.layout.blocks import payload_bytes, sample_blocks, sample_capacity, starts_of_groups, touched_blocks
+from kvlink.layout.blocks import (
+    payload_bytes,
+    sample_blocks,
+    sample_capacity,
+    starts_of_groups,
+    touched_blocks,
+    touched_ids,
+)
 from kvlink.layout.check import check_spec
 from kvlink.layout.frontier import NOTHING, Frontier, Rectangle, end_layer_of
 from kvlink.layout.geometry import (
@@ -62,4 +69,5 @@ __all__ = [
     "standard_spec",
     "starts_of_groups",
     "touched_blocks",
+    "touched_ids",
 ]

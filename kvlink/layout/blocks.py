@@ -67,6 +67,17 @@ def touched_blocks(
     return ids.astype(np.int64, copy=False)
 
 
+def touched_ids(group: Group, blocks: Sequence[int], first_token: int, tokens: int, where: str) -> list[int]:
+    """`touched_blocks` as plain numbers; few of them without a detour through numpy."""
+    start, needed = first_token // group.block_size, -(-tokens // group.block_size)
+    few = blocks[start:needed]
+    whole = needed <= len(blocks) <= limits.MAX_BLOCKS_PER_REQUEST and first_token < tokens
+    if whole and group.indexed_by is IndexedBy.TOKEN and len(few) <= _FEW and all(type(block) is int for block in few):
+        if 0 <= min(few) <= max(few) < group.num_blocks:
+            return list(few)
+    return touched_blocks(group, blocks, first_token, tokens, where).tolist()
+
+
 def payload_bytes(spec: CacheSpec, starts: Sequence[int], tokens: int) -> int:
     """Bytes that one request's positions take in this rank's cache, each counted once.
 

@@ -64,6 +64,8 @@ def compare_stated(
     Raises:
         MismatchError: for the first difference, nested fields by their dotted path.
     """
+    if fields is None and source == target:
+        return
     for field, source_value, target_value in _stated_pairs(prefix, source, target, fields):
         if source_value != target_value:
             raise MismatchError(field, source_value, target_value, source=source_peer, target=target_peer)

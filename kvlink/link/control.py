@@ -31,6 +31,7 @@ from kvlink.wire.opening import Purpose
 
 log: Final = logging.getLogger("kvlink.link")
 
+
 async def connect(
     address: str,
     *,

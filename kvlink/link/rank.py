@@ -16,7 +16,7 @@ from kvlink.wire import Chosen, Introduce, RankCard, TransportCard, WireKey
 
 if TYPE_CHECKING:
     from kvlink.config import Config
-    from kvlink.layout import CacheSpec, Group
+    from kvlink.layout import CacheSpec, Group, RankShare
     from kvlink.link.linger import Linger
     from kvlink.link.moments import Moments
     from kvlink.link.pump import Pump
@@ -39,6 +39,15 @@ class LocalRank:
     gpu: Gpu | None
     moments: Moments
     linger: Linger
+    _shared: tuple[CacheSpec, RankShare] | None = None
+
+    @property
+    def share(self) -> RankShare:
+        """What of the model this rank holds; composed once a cache, since every request asks."""
+        spec = self.caches.spec
+        if self._shared is None or self._shared[0] is not spec:
+            self._shared = spec, share_of(spec)
+        return self._shared[1]
 
     def introduce(self) -> Introduce:
         """What an authenticated peer is told: geometry, transports and the keys to read us."""
@@ -62,7 +71,7 @@ class LocalRank:
         return RankCard(
             place=spec.place,
             address=address,
-            share=share_of(spec),
+            share=self.share,
             identity=spec.identity,
             identity_fingerprint=fingerprint(spec.identity),
             kvlink=self.version,

@@ -331,6 +331,7 @@ class Sessions:
     def _heard(self, session: Session, message: AnyMessage) -> None:
         if isinstance(message, Goodbye):
             raise PeerLostError(f"the peer said goodbye: {message.why}", peer=session.peer)
+        self._rank.linger.forget(session.connection)
         self._on_message(session, message)
 
     def _down(self, session: Session, error: KVLinkError) -> None:

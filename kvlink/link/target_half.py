@@ -25,7 +25,7 @@ from kvlink.errors import (
     PeerRestartedError,
     TransferError,
 )
-from kvlink.layout import compare_identity, share_of
+from kvlink.layout import compare_identity
 from kvlink.link.machine import Machine
 from kvlink.link.part import LivePart, Part, State
 from kvlink.link.sessions import Session, Sessions
@@ -177,7 +177,7 @@ class TargetHalf:
 
     def decline(self, offer: Offer, why: str) -> None:
         """Tell the sources that we would read that we will not."""
-        legs, unread = self.legs.of(offer.roster, share_of(self._rank.caches.spec))
+        legs, unread = self.legs.of(offer.roster, self._rank.share)
         told = Decline(key=offer.key, why=why[: limits.MAX_TEXT_BYTES])
         for leg in legs:
             place = offer.roster.place(leg.source_index)
@@ -269,7 +269,7 @@ class TargetHalf:
             return False
         legs: Sequence[LegWork] = ()
         try:
-            legs, unread = self.legs.of(work.roster, share_of(self._rank.caches.spec))
+            legs, unread = self.legs.of(work.roster, self._rank.share)
             sessions = self._calls.connected(legs)
             if unread or sessions is None or not self._reads.place_at_once(legs):
                 return False
@@ -283,7 +283,7 @@ class TargetHalf:
         """Sessions, plans, then the protocol's first step."""
         legs: Sequence[LegWork] = ()
         try:
-            legs, unread = self.legs.of(work.roster, share_of(self._rank.caches.spec))
+            legs, unread = self.legs.of(work.roster, self._rank.share)
             self._calls.tell_unread(work.key, work.roster, unread)
             await self._reads.place(work, legs)
             sessions = await self._calls.connect(work.roster, legs)
@@ -336,8 +336,9 @@ class TargetHalf:
                 continue
             leg.plan = plan_of(leg, session, own, work, descriptor)
             leg.total_bytes = leg.plan.total_bytes
+            native = native_plan(leg.plan)  # for the transport, too: while the source is at its answer
             if self._rank.gpu is not None:
-                self._rank.gpu.prepare(native_plan(leg.plan))
+                self._rank.gpu.prepare(native)
             work.path, work.path_reason = session.pump.transport.path(leg.plan, session.wire_name)
         if work.uncovered == "zero" and not work.streams:  # a stream's last token is known with its seal
             zero_uncovered(self._rank.caches, self._rank.gpu, work.into, descriptor.tokens)
@@ -388,7 +389,7 @@ class TargetHalf:
     async def _deliver(self, work: TargetWork) -> None:
         """Bring the ticket to every source that we will read, and wait for the first to announce."""
         try:
-            legs, unread = self.legs.of(work.roster, share_of(self._rank.caches.spec))
+            legs, unread = self.legs.of(work.roster, self._rank.share)
             self._calls.tell_unread(work.key, work.roster, unread)
             await self._calls.connect(work.roster, legs)
         except Exception as error:  # noqa: BLE001 - as above
@@ -493,7 +494,7 @@ class TargetHalf:
 
     def _peers_of(self, work: TargetWork) -> list[str]:
         """The sources that this rank reads; others of their engine have our siblings' share, and their own ends."""
-        legs, _ = self.legs.of(work.roster, share_of(self._rank.caches.spec))
+        legs, _ = self.legs.of(work.roster, self._rank.share)
         return [leg.peer for leg in legs]
 
     # --- the machine's actions ------------------------------------------------------------------------------------

@@ -163,6 +163,9 @@ class Reads:
                 session.pump.transport.cut_off(leg.wire_name, number)
 
     def _ended(self, work: TargetWork, leg: LegWork, increment: int, wanted_bytes: int, completion: Completion) -> None:
+        session = self._sessions.of_wire_name(leg.wire_name)
+        if session is not None:
+            self._rank.linger.forget(session.pump)
         leg.reading.discard(leg.attempt + increment)
         leg.renewed.add(leg.attempt + increment)
         work.read_ended(leg, completion)
@@ -171,7 +174,7 @@ class Reads:
         work.marks["landed"] = self._loop.time()
         self._counters.bytes_moved += completion.bytes_moved
         self._counters.chunks_reread += completion.rereads
-        ended = self._sessions.of_wire_name(leg.wire_name) is None
+        ended = session is None
         error = read_error(completion, leg, session_ended=ended)
         if increment and error is None and "sealed" not in work.marks:
             work.streamed_bytes += wanted_bytes

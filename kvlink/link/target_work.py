@@ -15,7 +15,7 @@ from kvlink.errors import (
     PeerLostError,
     TransportError,
 )
-from kvlink.layout import starts_of_groups, touched_blocks
+from kvlink.layout import starts_of_groups, touched_ids
 from kvlink.link.part import LivePart, Result, State, whole_blocks
 from kvlink.plan import CopyPlan
 from kvlink.protocol import End, TargetEvent, TargetPart
@@ -195,7 +195,7 @@ class TargetWork:
             )
         starts = starts_of_groups(len(own.groups), self.first_token, self.group_first_tokens)
         return [
-            touched_blocks(group, blocks, first, tokens, f"target blocks of groups.{group.name}").tolist()
+            touched_ids(group, blocks, first, tokens, f"target blocks of groups.{group.name}")
             for group, blocks, first in zip(own.groups, self.into, starts, strict=True)
         ]
 

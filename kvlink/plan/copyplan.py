@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -87,10 +87,17 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class CopyPlan:
-    """All bytes of one leg of one request, in wire order."""
+    """All bytes of one leg of one request, in wire order.
+
+    Attributes:
+        segments: in wire order.
+        total_bytes: of payload.
+        native: the native core's own copy, once somebody needed it (`kvlink.relayout.native_plan`).
+    """
 
     segments: tuple[Segment, ...]
     total_bytes: int
+    native: object = field(default=None, init=False, repr=False)
 
     @property
     def run_count(self) -> int:

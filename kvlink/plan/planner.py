@@ -232,12 +232,21 @@ class _GroupRequest:
                 strides = source.block, source.slot, target.block, target.slot
                 table = tables.get(strides)
                 if table is None:
-                    table = tables[strides] = np.zeros((len(pieces.first), 2), dtype=np.int64)
-                    table[:, 0] = source_at[0] * source.block + source_at[1] * source.slot
-                    if target_at is not None:
-                        table[:, 1] = target_at[0] * target.block + target_at[1] * target.slot
+                    offset = source_at[0] * source.block + source_at[1] * source.slot
+                    into = 0 if target_at is None else target_at[0] * target.block + target_at[1] * target.slot
+                    table = tables[strides] = _table(offset, into, len(pieces.first))
                 for template in templates:
                     yield template.piece_bytes * len(table), template.segment(table)
+
+
+def _table(source: NDArray[np.int64] | int, target: NDArray[np.int64] | int, count: int) -> NDArray[np.int64]:
+    """Offsets of pieces side by side; those of a single piece are plain numbers."""
+    if count == 1:
+        return np.array([(source, target)], dtype=np.int64)
+    table = np.empty((count, 2), dtype=np.int64)
+    table[:, 0] = source
+    table[:, 1] = target
+    return table
 
 
 class _Side:

@@ -38,7 +38,7 @@ class Template:
 
     def segment(self, pieces: NDArray[np.int64]) -> Segment:
         """The segment over ``pieces``; raises LayoutError if one of them leaves a region."""
-        source, target = np.maximum.reduce(pieces).tolist()
+        source, target = (pieces[0] if len(pieces) == 1 else np.maximum.reduce(pieces)).tolist()
         if source > self.source_room or target > self.target_room:
             raise LayoutError(
                 f"a piece at offset {source} (source) and {target} (target) leaves its region; spec and blocks do not "

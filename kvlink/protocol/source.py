@@ -179,16 +179,17 @@ def _each(part: SourcePart, event: object, at: Moment, concerned: _Concerned = l
 
 def _signal(part: SourcePart) -> object | None:
     """What the legs together say to the part."""
-    unknown = any(leg.phase is LegPhase.INDETERMINATE for leg in part.legs)
-    if part.phase in (SourcePhase.HELD, SourcePhase.ENDING):
-        if part.readers == sum(leg.phase is LegPhase.INSTALLED for leg in part.legs):
+    if part.phase is SourcePhase.HELD or part.phase is SourcePhase.ENDING:
+        phases = [leg.phase for leg in part.legs]
+        if part.readers == phases.count(LegPhase.INSTALLED):
             return AllInstalled()
-        if part.idle and part.phase is SourcePhase.ENDING:
+        if not part.idle:
+            return None
+        if part.phase is SourcePhase.ENDING:
             return AllIdle()
-        if part.idle and unknown:
-            return Unknowable()
-    if part.phase is SourcePhase.ENDED and part.end is End.INDETERMINATE and not unknown:
-        return AllKnown()
+        return Unknowable() if LegPhase.INDETERMINATE in phases else None
+    if part.phase is SourcePhase.ENDED and part.end is End.INDETERMINATE:
+        return None if any(leg.phase is LegPhase.INDETERMINATE for leg in part.legs) else AllKnown()
     return None
 
 

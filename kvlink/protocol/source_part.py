@@ -164,7 +164,10 @@ class SourcePart(Value, frozen=True, kw_only=True):
 
     def leg(self, peer: str) -> SourceLeg | None:
         """The latest leg of this target rank."""
-        return next((leg for leg in self.legs if leg.peer == peer), None)
+        for leg in self.legs:
+            if leg.peer == peer:
+                return leg
+        return None
 
     def latest(self, peer: str) -> SourceLeg | None:
         """The latest leg of this target rank, also of one whose engine was passed over."""
@@ -173,7 +176,10 @@ class SourcePart(Value, frozen=True, kw_only=True):
     @property
     def idle(self) -> bool:
         """No leg is leased or committed."""
-        return not any(leg.phase in BUSY for leg in self.legs)
+        for leg in self.legs:  # noqa: SIM110 - asked at every step; half of it would be making a generator
+            if leg.phase in BUSY:
+                return False
+        return True
 
 
 Change = tuple[SourcePart, tuple[object, ...]]

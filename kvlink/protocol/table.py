@@ -111,8 +111,13 @@ def fire_each(
     table: Table, legs: tuple[State, ...], event: object, moment: Moment, concerned: Callable[[State], bool]
 ) -> tuple[tuple[State, ...], tuple[Any, ...]]:
     """Put an event to the legs it concerns; the very tuple comes back if none changed."""
+    if len(legs) == 1:  # as most requests have
+        if not concerned(legs[0]):
+            return legs, ()
+        only, actions = fire(table, legs[0], event, moment)
+        return (legs if only is legs[0] else (only,)), actions
     changed: list[State] = []
-    actions: tuple[Any, ...] = ()
+    actions = ()
     for leg in legs:
         after, more = fire(table, leg, event, moment) if concerned(leg) else (leg, ())
         changed.append(after)
@@ -143,13 +148,14 @@ def settle(
     Returns:
         The part, and the driver's actions in order.
     """
-    todo = list(actions)
     done: list[Any] = []
-    while todo or (said := signal(state)) is not None:
-        action = todo.pop(0) if todo else said
+    while True:
+        if actions:
+            action, actions = actions[0], actions[1:]
+        elif (action := signal(state)) is None:
+            return state, tuple(done)
         if type(action) in events:
             state, more = fire(table, state, action, moment)
-            todo = [*more, *todo]
+            actions = more + actions
         else:
             done.append(action)
-    return state, tuple(done)

@@ -7,7 +7,7 @@ says when to send a `Tick`. The machine waits for nothing, reads no clock and re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import cast
+from typing import Final, cast
 
 from msgspec.structs import replace
 
@@ -60,6 +60,11 @@ from kvlink.protocol.vocabulary import (
 )
 
 _Concerned = Callable[[TargetLeg], bool]
+_LEG_MESSAGES: Final = (
+    wire.Lease, wire.Commit, wire.Ack, wire.Parked, wire.Refused, wire.Revoked, wire.Advance,
+)  # fmt: skip
+_SAID_TOGETHER: Final = {LegPhase.LANDED: AllLanded(), LegPhase.COMMITTED: AllCommitted()}
+_STANDING_STILL: Final = (LegPhase.PARKED, LegPhase.RESTING)
 
 
 def begin(  # noqa: PLR0913 - what a request is, and by which clocks
@@ -138,20 +143,21 @@ def next_timer(part: TargetPart) -> float | None:
 
 def _told_part(part: TargetPart, event: TargetEvent) -> object | None:
     """What an event is to the part itself."""
-    match event:
-        case Received(peer=peer, message=wire.Decided() as message):
-            return None if part.siblings is None else membership.word_of(part.siblings, peer, message)
-        case _:
-            return event if type(event) in TARGET_PART_EVENTS else None
+    if not isinstance(event, Received):
+        return event if type(event) in TARGET_PART_EVENTS else None
+    if part.siblings is None or not isinstance(event.message, wire.Decided):
+        return None
+    return membership.word_of(part.siblings, event.peer, event.message)
 
 
 def _tell_legs(part: TargetPart, event: TargetEvent, at: Moment) -> Change:
     """Put an event to the legs it is about."""
     match event:
-        case Received(peer=peer, message=wire.Lease() | wire.Parked() | wire.Refused() | wire.Revoked() as message):
-            return _each(part, message, at, lambda leg: leg.peer == peer and leg.attempt == message.attempt)
-        case Received(peer=peer, message=wire.Advance() | wire.Commit() | wire.Ack() as message):
-            return _each(part, message, at, lambda leg: leg.peer == peer and leg.attempt == message.attempt)
+        case Received(peer=peer, message=message):
+            if not isinstance(message, _LEG_MESSAGES):
+                return part, ()
+            attempt = message.attempt
+            return _each(part, message, at, lambda leg: leg.attempt == attempt and leg.peer == peer)
         case ReadEnded() | CutOffDone():
             return _each(part, event, at, lambda leg: leg.attempt == event.attempt)
         case PeerLost() | PeerDead():
@@ -169,22 +175,23 @@ def _each(part: TargetPart, event: object, at: Moment, concerned: _Concerned = l
 
 def _signal(part: TargetPart) -> object | None:
     """What the legs together say to the part."""
-    phases = {leg.phase for leg in part.legs}
-    if part.phase is TargetPhase.LIVE and phases == {LegPhase.LANDED}:
-        return AllLanded()
-    if part.phase is TargetPhase.LIVE and phases == {LegPhase.COMMITTED}:
-        return AllCommitted()
-    if part.phase is TargetPhase.ENDING and phases <= set(QUIET):
-        return AllQuiet()
-    untold = part.siblings is not None and part.siblings.repeat is not None
-    if part.phase is TargetPhase.ENDED and phases == {LegPhase.CLOSED} and not untold:
-        return AllTold()
+    if part.phase is TargetPhase.LIVE:
+        first = part.legs[0].phase
+        said = _SAID_TOGETHER.get(first)
+        return said if said is not None and all(leg.phase is first for leg in part.legs) else None
+    if part.phase is TargetPhase.ENDING:
+        return AllQuiet() if all(leg.phase in QUIET for leg in part.legs) else None
+    if part.phase is TargetPhase.ENDED:
+        untold = part.siblings is not None and part.siblings.repeat is not None
+        return AllTold() if not untold and all(leg.phase is LegPhase.CLOSED for leg in part.legs) else None
     return None
 
 
 def _stop_clock(before: TargetPart, part: TargetPart, now: float) -> TargetPart:
     """The transfer's clock stands still while a leg is parked or rests: a prefill has a bound of its own (B7)."""
-    parked = any(leg.phase in (LegPhase.PARKED, LegPhase.RESTING) for leg in part.legs)
+    if part.legs is before.legs and part.parked_since is before.parked_since:
+        return part
+    parked = any(leg.phase in _STANDING_STILL for leg in part.legs)
     if parked and before.parked_since is None:
         return replace(part, parked_since=now)
     if not parked and before.parked_since is not None:

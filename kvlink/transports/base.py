@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from kvlink.errors import TransportError
 
 if TYPE_CHECKING:
@@ -61,8 +63,7 @@ class Outcome(IntEnum):
     FAILED = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
+class Completion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One operation's end, or an event (PEER_LOST, LEASE_LAPSED; ``op`` is 0).
 
     Attributes:
