@@ -71,10 +71,10 @@ def touched_ids(group: Group, blocks: Sequence[int], first_token: int, tokens: i
     """`touched_blocks` as plain numbers; few of them without a detour through numpy."""
     start, needed = first_token // group.block_size, -(-tokens // group.block_size)
     few = blocks[start:needed]
-    whole = needed <= len(blocks) <= limits.MAX_BLOCKS_PER_REQUEST and first_token < tokens
-    if whole and group.indexed_by is IndexedBy.TOKEN and len(few) <= _FEW and all(type(block) is int for block in few):
-        if 0 <= min(few) <= max(few) < group.num_blocks:
-            return list(few)
+    simple = len(few) <= _FEW and group.indexed_by is IndexedBy.TOKEN and first_token < tokens
+    whole = simple and needed <= len(blocks) <= limits.MAX_BLOCKS_PER_REQUEST
+    if whole and all(type(block) is int for block in few) and 0 <= min(few) <= max(few) < group.num_blocks:
+        return list(few)
     return touched_blocks(group, blocks, first_token, tokens, where).tolist()
 
 

@@ -28,6 +28,7 @@ from kvlink.errors import (
 )
 from kvlink.layout import compare_identity
 from kvlink.link.control import ControlConnection, connect
+from kvlink.link.frames import UNHURRIED
 from kvlink.link.planners import Planners
 from kvlink.transports.base import Completion, Outcome, RegionKey
 from kvlink.wire import AnyMessage, Ask, Chosen, Goodbye, Lease, Prepared
@@ -331,7 +332,8 @@ class Sessions:
     def _heard(self, session: Session, message: AnyMessage) -> None:
         if isinstance(message, Goodbye):
             raise PeerLostError(f"the peer said goodbye: {message.why}", peer=session.peer)
-        self._rank.linger.forget(session.connection)
+        if not isinstance(message, UNHURRIED):  # which is not what is waited for
+            self._rank.linger.forget(session.connection)
         self._on_message(session, message)
 
     def _down(self, session: Session, error: KVLinkError) -> None:
