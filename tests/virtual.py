@@ -18,6 +18,7 @@ import pytest
 
 from kvlink.errors import ClosedError, KVLinkError, PeerLostError, PeerUnreachableError
 from kvlink.link import driver, sessions
+from kvlink.link.linger import Linger
 from kvlink.transports.loopback import LoopbackTransport
 from kvlink.wire import Address
 
@@ -301,6 +302,7 @@ def run(seed: int, patch: pytest.MonkeyPatch, story: Callable[[VirtualNet], Coro
             return VirtualListener(net, introduce)
 
     patch.setattr(driver, "Listener", Bind)
+    patch.setattr(driver, "Linger", lambda **_: Linger(enabled=False))  # time stands still while it looks
     patch.setattr(sessions, "connect", net.connect)
     patch.setattr(engines, "LoopbackTransport", VirtualTransport)
     try:
