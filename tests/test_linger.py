@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 
 import pytest
@@ -100,7 +101,7 @@ def test_others_have_their_turn_between_two_bursts(pipes, looked):
         return seen
 
     seen = asyncio.run(story())
-    assert all(0 <= later - earlier <= 1 for earlier, later in zip(seen, seen[1:], strict=False))
+    assert all(0 <= later - earlier <= 1 for earlier, later in itertools.pairwise(seen))
     assert seen[-1] > seen[0]
 
 

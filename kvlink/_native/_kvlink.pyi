@@ -386,6 +386,11 @@ def pull(plan: Plan, source_regions: Sequence[tuple[int, int]], target_regions: 
         ValueError: the plan leaves a region.
     """
 
+def wait_awake(descriptors: Sequence[int], seconds: float) -> int:
+    """
+    The place of the first descriptor that is readable, -1 if none is in time, -2 if another wants this CPU.
+    """
+
 def socket_cost(
     plan: Plan, source_regions: Sequence[tuple[int, int]], target_regions: Sequence[tuple[int, int]]
 ) -> tuple[float, float]:

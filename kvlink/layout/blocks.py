@@ -75,7 +75,7 @@ def touched_ids(group: Group, blocks: Sequence[int], first_token: int, tokens: i
     whole = simple and needed <= len(blocks) <= limits.MAX_BLOCKS_PER_REQUEST
     if whole and all(type(block) is int for block in few) and 0 <= min(few) <= max(few) < group.num_blocks:
         return list(few)
-    return touched_blocks(group, blocks, first_token, tokens, where).tolist()
+    return [int(block) for block in touched_blocks(group, blocks, first_token, tokens, where)]
 
 
 def payload_bytes(spec: CacheSpec, starts: Sequence[int], tokens: int) -> int:
