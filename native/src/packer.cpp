@@ -1,7 +1,6 @@
 #include "packer.hpp"
 
 #include <algorithm>
-#include <chrono>
 
 #include "carry.hpp"
 
@@ -13,22 +12,16 @@ constexpr std::int64_t kStepBytes = 256 * 1024;
 
 class HostJob final : public PackJob {
  public:
-  HostJob(const PackRange& range, const Place<const std::byte>& from, const Place<std::byte>& to, CarryOptions options,
-          StoresFound* found = nullptr)
-      : range_(range), from_(from), to_(to), options_(options), found_(found), at_(range.begin) {}
+  HostJob(const PackRange& range, const Place<const std::byte>& from, const Place<std::byte>& to, CarryOptions options)
+      : range_(range), from_(from), to_(to), options_(options), at_(range.begin) {}
 
   Step step() override {
     const std::int64_t end = std::min(at_ + kStepBytes, range_.end);
-    const auto began = std::chrono::steady_clock::now();
     if (range_.leaves.empty()) {
       carry(range_.plan, from_, to_, at_, end, options_);
     } else {
       const auto done = static_cast<std::size_t>((at_ - range_.begin) / kLeafBytes);
       carry_and_digest(range_.plan, from_, to_, at_, end, range_.leaves.subspan(done), options_);
-    }
-    if (found_ != nullptr) {
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-      found_->took(options_.stores == Stores::strings, took.count() / static_cast<double>(end - at_));
     }
     at_ = end;
     return at_ == range_.end ? Step::done : Step::ran;
@@ -39,27 +32,21 @@ class HostJob final : public PackJob {
   const Place<const std::byte> from_;
   const Place<std::byte> to_;
   const CarryOptions options_;
-  StoresFound* const found_;
   std::int64_t at_;
 };
 
 }  // namespace
 
-bool StoresFound::strings() {
-  constexpr std::uint32_t kTryOtherEvery = 256;
-  if (cost_[false] == 0 || cost_[true] == 0) return cost_[true] == 0;
-  const bool faster = cost_[true] < cost_[false];
-  return ++asked_ % kTryOtherEvery == 0 ? !faster : faster;
-}
-
 // A slot was read by another core last, or by a device; what is unpacked is not looked at soon.
 std::unique_ptr<PackJob> HostPacker::gather(const PackRange& range, std::span<const std::byte* const> regions,
                                             std::byte* slot) {
-  const bool either = has_runs_of(range.plan, Side::source, kStringRowBytes) && range.end - range.begin >= kStepBytes / 2;
-  const Stores stores = either && found_.strings() ? Stores::strings : Stores::streamed;
+  const std::int64_t bytes = range.end - range.begin;
+  auto& found = has_runs_of(range.plan, Side::source, kStringRowBytes) ? long_rows_ : short_rows_;
+  const Stores stores = bytes >= kStepBytes / 2 ? found[!range.leaves.empty()].next(bytes, Clock::now())
+                                                : Stores::streamed;
   return std::make_unique<HostJob>(range, Place<const std::byte>{.regions = regions},
                                    Place<std::byte>{.packed = slot, .begin = range.begin},
-                                   CarryOptions{.stores = stores}, either ? &found_ : nullptr);
+                                   CarryOptions{.stores = stores});
 }
 
 std::unique_ptr<PackJob> HostPacker::scatter(const PackRange& range, const std::byte* slot,

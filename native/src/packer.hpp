@@ -10,6 +10,7 @@
 
 #include "plan.hpp"
 #include "staging.hpp"
+#include "stores_found.hpp"
 
 namespace kvlink {
 
@@ -57,19 +58,6 @@ class Packer {
   virtual int fd() const { return -1; }
 };
 
-// Which of two ways to write a slot is faster here, found while at work: strings where the two cores share a cache,
-// streaming where lines have far to go (measured: 18 against 13 GB/s, and 12 against 22). Machines move virtual CPUs,
-// so the other way is tried again now and then.
-class StoresFound {
- public:
-  bool strings();
-  void took(bool strings, double seconds_per_byte) { cost_[strings] = seconds_per_byte; }
-
- private:
-  std::array<double, 2> cost_{};  // of a slot's last byte; 0: not tried yet
-  std::uint32_t asked_ = 0;
-};
-
 // On the calling thread.
 class HostPacker final : public Packer {
  public:
@@ -79,7 +67,8 @@ class HostPacker final : public Packer {
                                    std::span<std::byte* const> regions) override;
 
  private:
-  StoresFound found_;
+  std::array<StoresFound, 2> short_rows_{StoresFound(false), StoresFound(false)};  // without digests, and with
+  std::array<StoresFound, 2> long_rows_{StoresFound(true), StoresFound(true)};
 };
 
 }  // namespace kvlink
