@@ -50,6 +50,10 @@ CASES = {
     "stream, widening, no digests": "--transport stream --source-dtype int8 --target-dtype bfloat16 --integrity off",
     "stream, mla, narrowing": "--transport stream --model deepseek-v3 --source-dtype float32 --target-dtype int8",
     "loopback, between fp8 types": "--transport loopback --source-dtype float8_e4m3 --target-dtype float8_e5m2",
+    "stream, narrowing while it is computed": "--transport stream --target-dtype float8_e4m3 --flow push --layer-ms 2",
+    "ucx, widening while it is computed": (
+        "--transport ucx --source-dtype float8_e4m3 --target-dtype bfloat16 --target-tp 4 --flow push --layer-ms 2"
+    ),
     "loopback, mla": "--transport loopback --model deepseek-v3 --target-tp 4 --target-layout blockmajor",
 }
 
