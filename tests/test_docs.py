@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+import kvlink
 from kvlink.cli import EXIT_DONE, command_line, main
+from kvlink.link.driver import Stats
+from kvlink.link.room import RoomStats
+from kvlink.memory.ledger import MemoryStats
+from kvlink.observe.counters import Counters
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -42,6 +48,29 @@ def test_the_command_takes_every_command_line_that_a_page_writes(
                 command_line().parse_args(words)
             except SystemExit:
                 pytest.fail(f"{line}: {capsys.readouterr().err}")
+
+
+def test_every_error_and_figure_that_operations_names_is_there() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    named = set(re.findall(r"`(\w+Error)`", page))
+    assert named
+    assert named <= vars(kvlink.errors).keys()
+    known = {field.name for kind in (Counters, MemoryStats, RoomStats, Stats) for field in fields(kind)}
+    watched = page.split("## What to watch")[1].split("## Events")[0]
+    signs = re.findall(
+        r"`([a-z_]+)(?:\.([a-z_]+))?", "".join(row.split("|")[1] for row in watched.splitlines() if row[:1] == "|")
+    )
+    assert len(signs) > 10
+    assert {word for sign in signs for word in sign if word} <= known
+    later = set(re.findall(r"`(?:memory|room)\.([a-z_]+)`", page))
+    assert later <= known
+
+
+def test_the_command_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == EXIT_DONE
+    assert capsys.readouterr().out == f"kvlink {kvlink.__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from kvlink.cli import bench, doctor, layout, plan, preflight, report
 from kvlink.cli.bench import options
 from kvlink.cli.plan import options as plan_options
 from kvlink.errors import ConfigError, KVLinkError, LayoutError, UnavailableError
+from kvlink.version import VERSION
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -37,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def command_line() -> argparse.ArgumentParser:
     """The grammar of every command."""
     parser = argparse.ArgumentParser(prog="kvlink", description="Moves LLM KV cache between workers.")
+    parser.add_argument("--version", action="version", version=f"kvlink {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True)
     options.add_parser(commands)
     doctor.add_parser(commands)

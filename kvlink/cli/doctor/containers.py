@@ -15,7 +15,7 @@ from kvlink.cli.doctor.machine import ROOT, read
 
 _HOSTS: Final = {"pid": 0xEFFFFFFC, "ipc": 0xEFFFFFFF, "user": 0xEFFFFFFD}
 """Inodes of the namespaces that a machine starts with; the network's has no fixed one in most kernels."""
-_NEEDS: Final = {"net": "the shared transport", "pid": "UCX's reads over CMA", "user": "the same"}
+_NEEDS: Final = {"net": "the shared transport", "pid": "CMA (ucx, pulled)", "user": "the same"}
 """What two workers of a host have only within one such namespace. Of the ipc namespace KVLink uses nothing."""
 _SYS_PTRACE: Final = 19
 """The bit of CAP_SYS_PTRACE."""
