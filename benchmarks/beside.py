@@ -1,12 +1,17 @@
 #!/usr/bin/env python3
 """What a saturated link costs a computation on the same cores, beyond the CPU time that it takes.
 
-    benchmarks/beside.py [--transport stream|ucx|shared] [--seconds 1] [--rounds 9] [--json FILE]
+    benchmarks/beside.py [--transport stream|ucx|shared] [--memory engine|kvlink] [--seconds 1] [--rounds 9]
+                         [--json FILE]
 
-A process computes (small matrix products, one thread) and counts. By turns, two others use the same cores: the source
-and the target of a link that moves one request after the other without a pause; and two plain *movers* that only copy
-memory, each held to the share of a core that its end of the link has just used. What the computation does beside the
-link, over what it does beside the movers, is what the link's way of waiting costs: 1 is nothing.
+A process computes (small matrix products, one thread) and counts. By turns, others use the same cores:
+
+- the source and the target of a link that moves one request after the other without a pause;
+- plain *movers* that only copy memory, one for each thread of the link that worked, held to the share of a core that
+  this thread has just used. What the computation does beside the link, over what it does beside these, is what the
+  link's way of waiting costs (`ratio`): 1 is nothing.
+- two movers that never pause. What the computation does beside the link, over what it does beside these, says whether
+  a link takes more than two busy threads would (`ratio_busy`): 1 or more is no more.
 """
 
 from __future__ import annotations
@@ -18,12 +23,15 @@ import itertools
 import json
 import mmap
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,15 +42,16 @@ SCHEMA = "kvlink.beside/1"
 LAYERS, HEADS, CHANNELS, SLOTS, BLOCKS = 16, 4, 128, 16, 512
 MATRIX = 96
 COPY_BYTES = 1 << 20
-POOL_BYTES = 128 << 20
+POOL_BYTES = 64 << 20
 SLICE_SECONDS = 0.001
+MOVERS = 6
 
 
 def config(options: argparse.Namespace) -> kvlink.Config:
     return kvlink.Config(transports=(options.transport,), integrity=options.integrity == "on")
 
 
-def caches(engine: str) -> kvlink.Caches:
+def caches(options: argparse.Namespace, engine: str) -> kvlink.Caches:
     """256 MiB, of which a request is all."""
     spec = standard_spec(
         "nhd",
@@ -50,7 +59,7 @@ def caches(engine: str) -> kvlink.Caches:
         place=kvlink.Place(engine=engine, incarnation="1"),
         layers=range(LAYERS), heads=range(HEADS), block_size=SLOTS, num_blocks=BLOCKS, dtype=kvlink.DType.FLOAT16,
     )  # fmt: skip
-    return kvlink.Caches.standard(spec)
+    return kvlink.Caches.standard(spec, shareable=options.memory == "kvlink")
 
 
 # --- the processes ---------------------------------------------------------------------------------------------------
@@ -70,7 +79,7 @@ def mover(shared: mmap.mmap, number: int) -> None:
     """Copies, for the share of a core that word ``1 + number`` says in millionths; nothing while it is 0."""
     wanted = np.frombuffer(shared, np.uint64)
     here, there = np.ones((2, POOL_BYTES), np.uint8)
-    wanted[3 + number] = 1  # all memory is touched
+    wanted[1 + MOVERS + number] = 1  # all memory is touched
     places = itertools.cycle(range(0, POOL_BYTES, COPY_BYTES))
     started, spent = time.monotonic(), time.process_time()
     share = 0.0
@@ -87,7 +96,7 @@ def mover(shared: mmap.mmap, number: int) -> None:
 
 async def serve(options: argparse.Namespace) -> None:
     """The source: each line asks for an offer of the whole cache."""
-    async with kvlink.open_link(config(options), caches("source")) as link:
+    async with kvlink.open_link(config(options), caches(options, "source")) as link:
         print(base64.b64encode(link.card).decode(), flush=True)
         roster = kvlink.Roster.of([link.card])
         loop = asyncio.get_running_loop()
@@ -105,7 +114,7 @@ async def serve(options: argparse.Namespace) -> None:
 async def read(options: argparse.Namespace) -> None:
     """The target: each line is an offer to fetch; answers with its bytes."""
     loop = asyncio.get_running_loop()
-    async with kvlink.open_link(config(options), caches("target")) as link:
+    async with kvlink.open_link(config(options), caches(options, "target")) as link:
         link.set_siblings(kvlink.Roster.of([link.card]))
         print("ready", flush=True)
         while line := await loop.run_in_executor(None, sys.stdin.readline):
@@ -119,8 +128,9 @@ class Child:
     """One process of this program, and the CPU time that it has used."""
 
     def __init__(self, options: argparse.Namespace, role: str, *, talks: bool) -> None:
-        command = [sys.executable, __file__, "--role", role, "--shared", options.shared,
-                   "--transport", options.transport, "--integrity", options.integrity]  # fmt: skip
+        settings = ("shared", "transport", "memory", "integrity")
+        told = [word for name in settings for word in (f"--{name}", str(getattr(options, name)))]
+        command = [sys.executable, __file__, "--role", role, *told]
         pipe = subprocess.PIPE if talks else None
         self.process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, text=True,
@@ -137,9 +147,15 @@ class Child:
             raise SystemExit("a process ended; its own words are above")
         return line.strip()
 
-    def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(") ", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    def cpu_seconds(self) -> dict[int, float]:
+        """Of each thread."""
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return {int(task.name): int((task / "schedstat").read_text().split()[0]) / 1e9 for task in tasks}
+
+
+def shares_of_a_core(before: dict[int, float], after: dict[int, float], elapsed: float) -> list[float]:
+    """Of each thread that lives, the busiest first."""
+    return sorted(((spent - before.get(thread, 0)) / elapsed for thread, spent in after.items()), reverse=True)
 
 
 # --- turns -----------------------------------------------------------------------------------------------------------
@@ -155,37 +171,45 @@ class Turns:
         self.target = Child(options, "target", talks=True)
         self.source.hear()
         self.target.hear()
-        self.movers = [Child(options, f"mover{number}", talks=False) for number in (0, 1)]
+        self.movers = [Child(options, f"mover{number}", talks=False) for number in range(MOVERS)]
         self.compute = Child(options, "compute", talks=False)
-        while not all(self.words[3:5]) or not self.words[0]:
+        while not all(self.words[1 + MOVERS : 1 + 2 * MOVERS]) or not self.words[0]:
             time.sleep(0.01)
+        self.set_movers([])
         self.children = [self.source, self.target, *self.movers, self.compute]
 
-    def beside_link(self) -> dict[str, float]:
-        """Requests one after the other until time is up; products a second, and the shares both ends used."""
-        before = [child.cpu_seconds() for child in (self.source, self.target)]
+    def beside_link(self) -> dict[str, float | list[float]]:
+        """Requests one after the other until time is up; products a second, and the shares that both ends used."""
+        ends = {"source": self.source, "target": self.target}
+        before = {name: child.cpu_seconds() for name, child in ends.items()}
         count, start, moved = int(self.words[0]), time.monotonic(), 0
         offer = self.source.ask("next")
         while (elapsed := time.monotonic() - start) < self.seconds:
             moved += int(self.target.ask(offer))
             offer = self.source.ask("next")
         products = int(self.words[0]) - count
-        shares = [
-            (child.cpu_seconds() - spent) / elapsed
-            for child, spent in zip((self.source, self.target), before, strict=True)
-        ]
-        return {"products": products / elapsed, "gb_s": moved / elapsed / 1e9, "source": shares[0], "target": shares[1]}
+        shares = {name: shares_of_a_core(before[name], child.cpu_seconds(), elapsed) for name, child in ends.items()}
+        return {"products": products / elapsed, "gb_s": moved / elapsed / 1e9, **shares}
 
-    def beside_movers(self, shares: tuple[float, float]) -> dict[str, float]:
-        self.words[1:3] = [round(share * 1e6) for share in shares]
+    def beside_movers(self, shares: list[float]) -> dict[str, float | list[float]]:
+        self.set_movers(shares)
         time.sleep(0.05)
         before = [child.cpu_seconds() for child in self.movers]
         count, start = int(self.words[0]), time.monotonic()
         time.sleep(self.seconds)
         elapsed, products = time.monotonic() - start, int(self.words[0]) - count
-        used = [(child.cpu_seconds() - spent) / elapsed for child, spent in zip(self.movers, before, strict=True)]
-        self.words[1:3] = 0
-        return {"products": products / elapsed, "source": used[0], "target": used[1]}
+        used = [
+            shares_of_a_core(spent, child.cpu_seconds(), elapsed)[0]
+            for child, spent in zip(self.movers, before, strict=True)
+        ]
+        self.set_movers([])
+        return {"products": products / elapsed, "movers": used[: len(shares)]}
+
+    def set_movers(self, shares: list[float]) -> None:
+        """Who has no share is stopped: a process that only slept between looks would still cost some of a core."""
+        self.words[1 : 1 + MOVERS] = [round(share * 1e6) for share in [*shares, *[0] * (MOVERS - len(shares))]]
+        for number, child in enumerate(self.movers):
+            child.process.send_signal(signal.SIGCONT if number < len(shares) else signal.SIGSTOP)
 
     def alone(self) -> float:
         count, start = int(self.words[0]), time.monotonic()
@@ -198,6 +222,12 @@ class Turns:
             child.process.wait()
 
 
+def one_each(link: dict[str, Any]) -> list[float]:
+    """The shares of the busiest threads of both ends, and what all others used together."""
+    shares = sorted(link["source"] + link["target"], reverse=True)
+    return [*shares[: MOVERS - 1], sum(shares[MOVERS - 1 :])]
+
+
 def measure(options: argparse.Namespace, shared: mmap.mmap) -> dict[str, object]:
     turns = Turns(options, shared)
     try:
@@ -205,23 +235,35 @@ def measure(options: argparse.Namespace, shared: mmap.mmap) -> dict[str, object]
         rounds = []
         for _ in range(options.rounds):
             link = turns.beside_link()
-            movers = turns.beside_movers((link["source"], link["target"]))
-            rounds.append({"link": link, "movers": movers, "ratio": link["products"] / movers["products"]})
+            rounds.append({
+                "link": link, "movers": turns.beside_movers(one_each(link)), "busy": turns.beside_movers([1, 1]),
+            })  # fmt: skip
         alone = turns.alone()
     finally:
         turns.close()
-    ratios = sorted(turn["ratio"] for turn in rounds)
+    return summary(rounds, alone)
+
+
+def summary(rounds: list[dict[str, Any]], alone: float) -> dict[str, object]:
+    def beside_link_over(other: str) -> dict[str, float]:
+        ratios = sorted(turn["link"]["products"] / turn[other]["products"] for turn in rounds)
+        return {"median": statistics.median(ratios), "min": ratios[0], "max": ratios[-1]}
+
+    def median_of(name: str, value: Callable[[dict[str, Any]], float]) -> float:
+        return round(statistics.median(value(turn[name]) for turn in rounds), 3)
+
     return {
-        "ratio": {"median": statistics.median(ratios), "min": ratios[0], "max": ratios[-1]},
+        "ratio": beside_link_over("movers"),
+        "ratio_busy": beside_link_over("busy"),
         "products_alone": alone,
         "of_alone": {
-            name: statistics.median(turn[name]["products"] for turn in rounds) / alone for name in ("link", "movers")
+            name: median_of(name, lambda turn: turn["products"] / alone) for name in ("link", "movers", "busy")
         },
-        "shares_of_a_core": {
-            name: [round(statistics.median(turn[name][side] for turn in rounds), 3) for side in ("source", "target")]
-            for name in ("link", "movers")
+        "cores": {
+            "link": median_of("link", lambda turn: sum(turn["source"] + turn["target"])),
+            **{name: median_of(name, lambda turn: sum(turn["movers"])) for name in ("movers", "busy")},
         },
-        "gb_s": statistics.median(turn["link"]["gb_s"] for turn in rounds),
+        "gb_s": median_of("link", lambda turn: turn["gb_s"]),
         "rounds": rounds,
     }
 
@@ -229,6 +271,10 @@ def measure(options: argparse.Namespace, shared: mmap.mmap) -> dict[str, object]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--transport", default="stream")
+    parser.add_argument(
+        "--memory", choices=("engine", "kvlink"), default="engine",
+        help="whose the caches are: over shared, an engine's go through a ring and KVLink's are mapped (%(default)s)",
+    )  # fmt: skip
     parser.add_argument("--integrity", choices=("on", "off"), default="on")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each turn (%(default)s)")
     parser.add_argument("--rounds", type=int, default=9)
@@ -259,8 +305,9 @@ def main() -> int:
 def report(options: argparse.Namespace, shared: mmap.mmap) -> None:
     load = os.getloadavg()[0]
     record = {
-        "schema": SCHEMA, "transport": options.transport, "integrity": options.integrity, "seconds": options.seconds,
-        "cpus": os.cpu_count(), "load_before": round(load, 2), "date": time.strftime("%Y-%m-%d"),
+        "schema": SCHEMA, "transport": options.transport, "memory": options.memory, "integrity": options.integrity,
+        "seconds": options.seconds, "cpus": os.cpu_count(), "load_before": round(load, 2),
+        "date": time.strftime("%Y-%m-%d"),
         "result": measure(options, shared),
     }  # fmt: skip
     text = json.dumps(record, indent=1) + "\n"
