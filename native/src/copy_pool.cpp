@@ -85,7 +85,9 @@ void CopyPool::help() {
     copy(work);
     const Time now = Clock::now();
     if ((now - began) - (running() - ran) > kKeptWaiting) stand_back();
-    if (sched_getcpu() == engines_cpu_.load(std::memory_order_relaxed)) spread.step_aside(now);
+    if (sched_getcpu() == engines_cpu_.load(std::memory_order_relaxed)) {
+      spread.step_aside(now, 1 + static_cast<int>(in_hand_.load(std::memory_order_relaxed)));
+    }
   }
 }
 

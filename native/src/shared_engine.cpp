@@ -1,6 +1,5 @@
 #include "shared_engine.hpp"
 
-#include <sched.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -21,12 +20,6 @@ constexpr Duration kMoveSlice = 500us;
 constexpr Duration kLinger = 100us;
 constexpr Duration kBurst = 20us;
 constexpr int kLanesPerCall = 64;
-
-void pause() {
-#if defined(__x86_64__)
-  for (int i = 0; i < 16; ++i) __builtin_ia32_pause();
-#endif
-}
 
 }  // namespace
 
@@ -72,27 +65,28 @@ bool SharedThread::prepare() {
 // The last pieces of a read are with helpers. They nudge; but for so short a while it is not worth to fall asleep.
 bool SharedThread::copying_beside(Time now) const { return core_->copiers->copying() && now - last_moved_ < kLinger; }
 
-// True if there may be something to do at once. A waiter that finds its peer on its own CPU gets out of its way.
+// True if there may be something to do at once. A waiter that finds its peer on its own CPU gets out of its way: to a CPU
+// that nobody wants, or to sleep. Whoever wakes it leaves it the choice of any idle CPU, and else its own.
 bool SharedThread::linger(Time now) {
   if (now - last_moved_ > kLinger) return false;
   for (const Time end = now + kBurst; now < end; now = Clock::now()) {
     bool expecting = false;
     bool news = false;
     bool beside = false;
+    int working = 0;
     each_peer([&](Peer& any) {
       auto& peer = static_cast<SharedPeer&>(any);
       if (!peer.expecting()) return;
       expecting = true;
       news |= peer.news();
-      beside |= peer.peer_is_on_this_cpu();
+      if (!peer.peer_is_on_this_cpu()) return;
+      beside = true;
+      working += peer.peer_is_awake() ? 1 : 0;
     });
     if (!expecting) return false;
     if (news) break;
-    if (beside) {
-      if (!spread_.step_aside(now)) sched_yield();
-    } else {
-      pause();
-    }
+    if (beside && !spread_.step_aside(now, working)) return false;
+    relax_cpu();
   }
   return true;
 }

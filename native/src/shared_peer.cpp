@@ -348,9 +348,14 @@ void SharedPeer::wake() {
   if (serving_) serving_->words().wake();
 }
 
-bool SharedPeer::peer_is_on_this_cpu() {
+bool SharedPeer::peer_is_on_this_cpu() const {
   return (asking_ && asking_->waiting() && asking_->words().peer_is_on_this_cpu()) ||
          (serving_ && serving_->words().peer_is_on_this_cpu());
+}
+
+bool SharedPeer::peer_is_awake() const {
+  return (asking_ && asking_->met() && !asking_->words().peer_is_asleep()) ||
+         (serving_ && !serving_->words().peer_is_asleep());
 }
 
 }  // namespace kvlink

@@ -62,7 +62,8 @@ class SharedPeer final : public Peer {
   // Something comes by a ring, so that waiting for it without sleep may pay.
   bool expecting() const { return serving_.has_value() || (asking_.has_value() && asking_->waiting()); }
   bool news() const { return (asking_ && asking_->answered()) || (serving_ && serving_->asked()); }
-  bool peer_is_on_this_cpu();
+  bool peer_is_on_this_cpu() const;
+  bool peer_is_awake() const;
 
  private:
   void begin(ActiveRead& read) override;

@@ -43,6 +43,8 @@ bool WordPair::peer_is_on_this_cpu() const {
   return theirs_->cpu.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(sched_getcpu());
 }
 
+bool WordPair::peer_is_asleep() const { return theirs_->asleep.load(std::memory_order_relaxed) != 0; }
+
 // --- the target -----------------------------------------------------------------------------------------------------
 
 RingAsking::RingAsking(Packer& packer)

@@ -32,6 +32,7 @@ class WordPair {
   std::uint32_t published_by_peer() const;
   // Whether the peer last published from the CPU that this thread runs on: spinning would keep it from running.
   bool peer_is_on_this_cpu() const;
+  bool peer_is_asleep() const;
   void doze() { ours_.asleep.store(1, std::memory_order_seq_cst); }
   void wake() { ours_.asleep.store(0, std::memory_order_relaxed); }
 
@@ -73,6 +74,7 @@ class RingAsking {
   RingStep step();
 
   WordPair& words() { return words_; }
+  const WordPair& words() const { return words_; }
 
  private:
   struct Slot {
@@ -118,6 +120,7 @@ class RingServing {
   RingStep step();
 
   WordPair& words() { return words_; }
+  const WordPair& words() const { return words_; }
 
  private:
   // An ask's words, each read once: the peer may write them at any time. In the order of destruction, from the last.

@@ -1,4 +1,4 @@
-// Getting out of the way of a thread that one waits for.
+// What a waiter does that finds whom it waits for on its own CPU, where spinning would keep that thread from running.
 #pragma once
 
 #include "exposures.hpp"
@@ -6,13 +6,15 @@
 namespace kvlink {
 
 // Two threads that hand work to each other are slow on one CPU, and the scheduler may leave them there for tens of
-// milliseconds (measured on a virtual machine, with the other CPU idle). A waiter sees where its peer runs, so it can
-// tell.
+// milliseconds with the other CPU idle (measured where two CPUs share a cache: it does not look for an idle one there).
+// Beside a computation the same place is the best that there is: on one CPU they keep each other busy, spread over both
+// each stands behind the computation while the other has nothing to do. So a waiter moves only to where nobody computes.
 class Spread {
  public:
-  // Moves the calling thread to another of the CPUs that it may run on, and leaves it free to run on all of them. Not
-  // twice in a short time: where all CPUs are busy, moving about helps nobody. False if it stays.
-  bool step_aside(Time now);
+  // Moves the calling thread to another of its CPUs, if on the whole machine nothing wants to run but the caller and
+  // `working` others that it knows of. It is looked at a thousand times a second at most. False if the thread stays:
+  // then it sleeps at once, for its CPU is wanted.
+  bool step_aside(Time now, int working);
 
  private:
   Time last_{};

@@ -4,12 +4,22 @@
 #include <sched.h>
 #include <signal.h>
 
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <system_error>
 #include <utility>
 
 namespace kvlink {
+namespace {
+
+// A thread's CPUs are read and written back by itself while others may set them.
+std::mutex& affinity_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+}  // namespace
 
 std::thread start_without_signals(const char* name, std::function<void()> body) {
   sigset_t all;
@@ -36,10 +46,25 @@ void keep_to_cpus(std::thread& thread, const std::vector<int>& cpus) {
     if (cpu < 0 || cpu >= CPU_SETSIZE) throw std::invalid_argument("no CPU " + std::to_string(cpu));
     CPU_SET(cpu, &set);
   }
+  const std::lock_guard lock(affinity_mutex());
   const int error = pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);
   if (error != 0) {
     throw std::invalid_argument("a thread cannot be kept to its CPUs: " + std::generic_category().message(error));
   }
+}
+
+bool leave_this_cpu() {
+  const std::lock_guard lock(affinity_mutex());
+  cpu_set_t all;
+  const int here = sched_getcpu();
+  if (here < 0 || sched_getaffinity(0, sizeof all, &all) < 0) return false;
+  cpu_set_t others = all;
+  CPU_CLR(static_cast<std::size_t>(here), &others);
+  if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof others, &others) < 0) return false;
+  cpu_set_t now;
+  const bool as_set = sched_getaffinity(0, sizeof now, &now) == 0 && CPU_EQUAL(&now, &others);
+  if (as_set) sched_setaffinity(0, sizeof all, &all);
+  return true;
 }
 
 void relax_cpu() {
