@@ -153,10 +153,10 @@ def predict(path: str, shape: Shape, speeds: Speeds, setting: Setting) -> float:
     return max(longest, shape.total_bytes * _FAR_SOCKET_BYTE_SECONDS) if path == STREAM else longest
 
 
-def _threads(path: str, setting: Setting) -> int:
+def _threads(path: str, setting: Setting) -> float:
     if path == STREAM:
         return setting.lanes
-    return 1 + setting.copy_threads if path in (MAPPED, PULLED) and not setting.integrity else 1
+    return 1 + _COPY_THREAD_GAIN * setting.copy_threads if path in (MAPPED, PULLED) and not setting.integrity else 1
 
 
 def _direct(shape: Shape, speeds: Speeds, setting: Setting) -> tuple[float, float]:
@@ -180,11 +180,10 @@ def _ring(shape: Shape, speeds: Speeds, setting: Setting) -> tuple[float, float]
 
 
 def _mapped(shape: Shape, speeds: Speeds, setting: Setting) -> tuple[float, float]:
-    """With digests the target hashes a copy of its own, so bytes take two steps; the source hashes where they lie."""
-    if not setting.integrity:
-        return 0.0, speeds.copy.of(shape)
-    target = speeds.gather.of(shape) + _digest(shape, speeds, setting) + speeds.scatter.of(shape)
-    return speeds.digest.of(shape), target
+    """One pass, and no byte lies in between; a run costs what it costs either end of a slot."""
+    run_seconds = speeds.gather.run_seconds + speeds.scatter.run_seconds
+    copy = shape.total_bytes * speeds.copy.byte_seconds + shape.runs * run_seconds
+    return speeds.digest.of(shape) if setting.integrity else 0.0, copy + _digest(shape, speeds, setting)
 
 
 def _pulled(shape: Shape, speeds: Speeds, setting: Setting) -> tuple[float, float]:
@@ -205,9 +204,13 @@ def _digest(shape: Shape, speeds: Speeds, setting: Setting) -> float:
 _WORK: Final = {DIRECT: _direct, PACKED: _packed, RING: _ring, MAPPED: _mapped, PULLED: _pulled, STREAM: _stream}
 """Seconds of one core at the source and at the target, by path."""
 
-_HELD_UP: Final = {MAPPED: 1.7, PACKED: 1.7, RING: 2.0}
+_HELD_UP: Final = {MAPPED: 1.7, PACKED: 1.7, RING: 1.7}
 """How much longer copies take in earnest than in the short measurement: two cores at once share one memory, and the
 slots' bytes cross between them. From transfers of 512 MiB in runs of 2 KiB to 1 MiB, see docs/performance.md."""
+
+_COPY_THREAD_GAIN: Final = 0.5
+"""What another thread adds that copies out of the same memory: two took 1.1 to 1.8 times one's speed, as two virtual
+CPUs shared a core complex or did not."""
 
 
 def choose_path(
