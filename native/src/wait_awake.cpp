@@ -27,11 +27,11 @@ int wait_awake(std::span<const int> fds, Duration most) {
         if (watched[i].revents != 0) return static_cast<int>(i);
       }
     }
-    sched_yield();
     const Time now = Clock::now();
     if (now - before > kOthersTurn) return static_cast<int>(Awake::crowded);
     if (now >= end) return static_cast<int>(Awake::late);
     before = now;
+    sched_yield();
   }
 }
 
