@@ -27,6 +27,11 @@ class Planners:
         self._by_leg: dict[tuple[GroupShare, ...], LegPlanner] = {}
         self._of_streams: dict[tuple[GroupShare, ...], IncrementPlanner] = {}
 
+    @property
+    def only(self) -> LegPlanner | None:
+        """The planner of whole legs, if one leg was planned and no other."""
+        return next(iter(self._by_leg.values())) if len(self._by_leg) == 1 else None
+
     def knows(self, leg_groups: Sequence[GroupShare]) -> bool:
         """Whether a leg was planned before: then the two specs agree, and what is left to refuse is little."""
         return tuple(leg_groups) in self._by_leg

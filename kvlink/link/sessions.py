@@ -127,6 +127,11 @@ class Sessions:
         """The live session to ``peer``, if there is one."""
         return self._live.get(peer)
 
+    @property
+    def only(self) -> Session | None:
+        """The live session, if there is just one."""
+        return next(iter(self._live.values())) if len(self._live) == 1 else None
+
     def of_wire_name(self, wire_name: str) -> Session | None:
         """The session that a transport speaks of, if it still lives."""
         return self._by_wire_name.get(wire_name)

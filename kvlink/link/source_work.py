@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvlink.link.machine import Machine
     from kvlink.link.source_frontier import Draft
     from kvlink.link.source_outgoing import Exposed, Outgoing
-    from kvlink.plan import CopyPlan
+    from kvlink.plan import CopyPlan, LegPlanner
     from kvlink.relayout.gpu import Moment
     from kvlink.wire import Offer
 
@@ -55,6 +55,7 @@ class SourceWork:
         machine: once held.
         asks: from an ask's arrival to its lease's end.
         plans: likewise, once it can be leased.
+        foreseen: the plan that an ask will most likely need, and for which leg and beginning that is.
         exposed: under which of a transport's names an attempt reads.
         outgoing: what each attempt was told of its stream, if it reads one; else it is not among them.
         end_layer: one past our last layer.
@@ -88,6 +89,7 @@ class SourceWork:
     machine: Machine[SourcePart, SourceEvent] | None = None
     asks: dict[Attempt, Ask] = field(default_factory=dict)
     plans: dict[Attempt, CopyPlan] = field(default_factory=dict)
+    foreseen: tuple[LegPlanner, tuple[int, ...], CopyPlan] | None = None
     exposed: dict[Attempt, Exposed] = field(default_factory=dict)
     outgoing: dict[Attempt, Outgoing] = field(default_factory=dict)
     end_layer: int = 0
