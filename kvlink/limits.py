@@ -135,6 +135,8 @@ LINGER_PAUSE_SECONDS: Final = 0.1
 """No such waiting for so long, once somebody else was seen to compute on the CPU."""
 LINGER_BYTES: Final = 1 << 20
 """Reads up to this size are waited for so."""
+FORESEEN_BLOCKS: Final = 64
+"""Offers of up to so many source blocks are planned before they are asked for, where it is clear by whom."""
 MAX_LINGERED: Final = 4
 """Answers that are waited for so at a time; where more are under way, something is always ready."""
 TELL_SECONDS: Final = 30.0

@@ -116,6 +116,7 @@ class SourceHalf:
             work.descriptor = descriptor
             self._begin(work, digest, offer.ttl_seconds)
             part.rise(State.READY)
+            self._loop.call_soon(self._leases.foresee, work)
         else:  # asks that come before are parked, as those of a part that is still announced
             self._begin(work, None, offer.ttl_seconds)
             self._in_turn(work, after, partial(self._offer, work, descriptor, digest))

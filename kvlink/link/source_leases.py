@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from kvlink.errors import BusyError, KVLinkError, PeerLostError, SchemaError, Un
 from kvlink.link.source_outgoing import Exposed, Outgoing
 from kvlink.link.source_work import Attempt, SourceWork
 from kvlink.plan import CopyPlan, Increments
+from kvlink.relayout import native_plan
 from kvlink.transports.base import Exposure
 from kvlink.wire import Ask, Capacity, ErrorInfo, Lease, error_to_info
 
@@ -102,7 +104,23 @@ class Leases:
             work.outgoing[session.peer, ask.attempt] = Outgoing(increments, blocks)
             return CopyPlan((), 0)
         planner = session.planners.of(ask.leg)
+        if work.foreseen is not None and work.foreseen[0] is planner and work.foreseen[1] == starts:
+            return work.foreseen[2]
         return planner.plan(work.blocks, None, first_token=starts, tokens=descriptor.tokens)
+
+    def foresee(self, work: SourceWork) -> None:
+        """Plan a short request before it is asked for, where one target reads us, and always the same leg."""
+        session, descriptor = self._sessions.only, work.descriptor
+        planner = None if session is None else session.planners.only
+        if planner is None or descriptor is None or work.blocks is None or work.part.state.ended or work.attempts:
+            return
+        if sum(map(len, work.blocks)) > limits.FORESEEN_BLOCKS:
+            return
+        starts = descriptor.starts(descriptor.first_token)
+        with contextlib.suppress(KVLinkError):  # whoever asks is told
+            plan = planner.plan(work.blocks, None, first_token=starts, tokens=descriptor.tokens)
+            native_plan(plan)
+            work.foreseen = planner, starts, plan
 
     def drop_unless_leased(self, work: SourceWork, attempt: Attempt) -> None:
         """An ask was parked, refused or stale: nothing of it is needed any more."""
