@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 from dataclasses import fields
 from pathlib import Path
@@ -64,6 +65,14 @@ def test_every_error_and_figure_that_operations_names_is_there() -> None:
     assert {word for sign in signs for word in sign if word} <= known
     later = set(re.findall(r"`(?:memory|room)\.([a-z_]+)`", page))
     assert later <= known
+
+
+def test_every_picture_is_drawn_by_a_command_and_shown() -> None:
+    drawn = runpy.run_path(str(ROOT / "benchmarks" / "pictures"))["PICTURES"]
+    for flags in drawn.values():
+        command_line().parse_args(["bench", *shlex.split(flags), "--plot", "x.png"])
+    shown = re.findall(r"\(pictures/([a-z-]+)\.png\)", (ROOT / "docs" / "performance.md").read_text())
+    assert sorted(shown) == sorted(drawn) == sorted(file.stem for file in (ROOT / "docs" / "pictures").glob("*.png"))
 
 
 def test_the_command_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,8 +54,15 @@ def subject(reports: Sequence[Report]) -> str:
     sides = f"TP {case.source.tp} to {case.target.tp}, {case.source.layout} to {case.target.layout}"
     paths = " and ".join(dict.fromkeys(report.case.path for report in reports))
     way = case.transport if case.transport == paths else f"{case.transport}, {paths}"
-    model = f"{case.model}, {case.layers} layers"
-    return f"{model}, {sides}: {case.flow} over {way}, integrity {'on' if case.integrity else 'off'}"
+    sizes = {report.bytes_per_request for report in reports}, {report.runs.bytes for report in reports}
+    # What is the same all over; the other is what the axis shows.
+    same = [
+        words.format(size_label(figures.pop()))
+        for words, figures in zip(("{} a request", "runs of {}"), sizes, strict=True)
+        if len(figures) == 1
+    ]
+    moved = ", ".join([f"{case.model}, {case.layers} layers", sides, *same])
+    return f"{moved}: {case.flow} over {way}, integrity {'on' if case.integrity else 'off'}"
 
 
 def circumstances(reports: Sequence[Report], points: int) -> str:
