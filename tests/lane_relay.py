@@ -83,7 +83,6 @@ class Relay:
             frame = bytearray(self._frames[:size])
             self._frames = self._frames[size:]
             if not reason:
-                start = HEADER.size + 8 * leaves
-                self._spoil.spoil(memoryview(frame)[start : start + end - begin], begin)
+                self._spoil.spoil(memoryview(frame)[HEADER.size : HEADER.size + end - begin], begin)
             passed += frame
         return bytes(passed)

@@ -54,7 +54,7 @@ class FakeTarget:
         if reason:
             return reason, b""
         head, trailer = digests * -(-length // LEAF_BYTES) * 8, 8
-        return 0, self.rig.lane.recv(head + length + trailer, socket.MSG_WAITALL)[head:-trailer]
+        return 0, self.rig.lane.recv(head + length + trailer, socket.MSG_WAITALL)[: length]
 
     def got(self) -> bytes:
         """All that has come since, until the lane is closed over there."""
@@ -72,7 +72,7 @@ def bad_addresses(own: bytes) -> list[tuple[bytes, int, type[KVLinkError]]]:
     return [
         (msgspec.msgpack.encode(StreamAddress(9, 1)), 1, PeerIncompatibleError),
         (b"\xc1", 1, SchemaError),
-        (msgspec.msgpack.encode([1, MAX_LANES + 1]), 1, SchemaError),
+        (msgspec.msgpack.encode([2, MAX_LANES + 1]), 1, SchemaError),
         (own, 0, TransportError),
         (own, 2, TransportError),
     ]

@@ -63,7 +63,7 @@ def test_a_source_that_gave_up_in_mid_frame_fails_the_read(rig: Rig) -> None:
     _, _, _, attempt, begin, end = first_ask(rig)
     leaves = -((begin - end) // LEAF_BYTES)
     rig.lane.sendall(
-        HEADER.pack(FRAME, 1, 0, attempt, begin, end) + bytes(8 * leaves + end - begin) + (3).to_bytes(8, "little")
+        HEADER.pack(FRAME, 1, 0, attempt, begin, end) + bytes(end - begin + 8 * leaves) + (3).to_bytes(8, "little")
     )
     ended = rig.completion(CompletionKind.READ)
     assert (ended.outcome, "withdrew" in ended.detail) == (Outcome.SOURCE_FAILED, True)

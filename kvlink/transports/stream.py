@@ -29,7 +29,7 @@ from kvlink.transports.base import Capabilities, Peer, RegionKey, Way
 from kvlink.transports.engine import NativeTransport, as_transport_error, closed_on_error, engine_seconds
 from kvlink.transports.host import host_id_or_none, is_this_host
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 """Of what travels on channel and lanes; both ends must have the same."""
 
 

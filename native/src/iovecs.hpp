@@ -18,15 +18,18 @@ class Iovecs {
   static constexpr std::size_t kMax = IOV_MAX;  // 1,024 on Linux
 
   bool empty() const { return first_ == pieces_.size(); }
-  bool full() const { return pieces_.size() == kMax; }
-  // Worth adding to: a call with few runs costs almost as much as one with many.
-  bool half_empty() const { return pieces_.size() - first_ <= kMax / 2; }
 
   void add(const void* data, std::size_t bytes) {
     if (bytes > 0) pieces_.push_back({const_cast<void*>(data), bytes});
   }
   // Adds the runs of one side of a plan while there is room, less `keep` pieces; false once the cursor is at its end.
   bool add_runs(Cursor& cursor, Side side, std::span<const std::byte* const> regions, std::size_t keep);
+  // Adds all runs of wire bytes [begin, end) of one side; the caller knows that there is room.
+  void add_runs(const Plan& plan, std::int64_t begin, std::int64_t end, Side side,
+                std::span<const std::byte* const> regions) {
+    Cursor cursor(plan, begin, end, walk_of(side));
+    add_runs(cursor, side, regions, 0);
+  }
 
   // Adds the last `left` of an object's bytes: those that have not passed yet.
   void add_rest(const void* data, std::size_t bytes, std::size_t left) {

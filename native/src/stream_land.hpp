@@ -41,8 +41,8 @@ class Landing {
   void fill();
   void drain(std::span<std::byte> scratch);
   void begin_frame();
+  void settle();
   bool finish_frame();
-  void unpack(AskedRead& read, Stretch stretch, std::span<std::uint64_t> leaves);
   void read_header(Heard& heard);
   void expect_at_least(int fd, std::size_t bytes);
 
@@ -54,9 +54,10 @@ class Landing {
   std::array<std::uint64_t, kMaxAskLeaves> theirs_{};
   std::array<std::uint64_t, kMaxAskLeaves> ours_{};
   LaneTrailer trailer_ = 0;
-  std::optional<Cursor> cursor_;  // nullopt once every run is among the iovecs
-  std::unique_ptr<std::byte[]> staging_;  // where a frame lies whose elements are to be converted; none while idle
-  bool closed_ = false;           // trailer and next header are among the iovecs
+  Stretch piece_{};               // what payload the iovecs are for, or were last
+  bool scattering_ = false;       // pieces come into scattered_ first
+  std::unique_ptr<std::byte[]> scattered_;  // a piece of runs too short for iovecs, or to be converted; none while idle
+  Duration settling_{};           // this frame's pieces
   bool dropping_ = false;
   Iovecs in_;
   int low_water_ = 1;

@@ -6,8 +6,15 @@
 
 #include <algorithm>
 
+#include "carry.hpp"
+
 namespace kvlink {
 namespace {
+
+// Runs shorter than this are packed with their digest on the way: one look at cold memory, ahead of which the walk can
+// ask for what comes next, instead of two that wait for each run. (One core's seconds a GB at the source, packed against
+// digested and sent as they lie: runs of 4 KiB 0.17 and 0.23, 64 KiB 0.11 and 0.14, 1 MiB 0.11 and 0.10.)
+constexpr std::int64_t kGatherDigestedBytes = kMaxAskBytes;
 
 constexpr std::array<std::byte, 64 * 1024> kFilling{};  // stands in for bytes that may not be read any more
 
@@ -30,17 +37,19 @@ LaneStep Serving::step(int fd) {
     look = exposures_.look(*exposure_, Clock::now());
     if (!look) {
       void_rest(look.reason);
-    } else if (!digested_) {
-      digest(Exposures::spec_of(*exposure_));
+    } else if (left_.payload == static_cast<std::size_t>(header_.end - loaded_)) {
+      load(Exposures::spec_of(*exposure_));
     }
   }
-  fill();
   if (left_.total() == 0) {
     out_.release();
+    gathered_.reset();
     return LaneStep::idle;
   }
+  // Half a packet waits for what follows at once.
+  const bool more = left_.payload > 0 && loaded_ < header_.end && trailer_ == 0;
   const msghdr message = out_.message();
-  const ssize_t sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  const ssize_t sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
   if (sent < 0) {
     if (errno == EAGAIN || errno == EWOULDBLOCK) return LaneStep::blocked;
     if (errno == EINTR) return LaneStep::more;
@@ -76,50 +85,57 @@ void Serving::begin() {
   }
   exposure_ = std::move(found.exposure);
   left_.add_body(header_);
-  out_.add(digests_.data(), left_.digests);
-  cursor_.emplace(plan, header_.begin, header_.end, Walk::source);
-  digested_ = header_.digests == 0;
-  closed_ = false;
+  loaded_ = header_.begin;
   trailer_ = 0;
 }
 
-void Serving::digest(const ExposureSpec& spec) {
-  const std::int64_t first = header_.begin / kLeafBytes;
+// The next piece, once the last one has left: gathered where its runs are short, else as it lies. Without anything to
+// be done with the bytes, all there is.
+void Serving::load(const ExposureSpec& spec) {
+  const Plan& plan = *spec.plan;
+  const bool digested = header_.digests != 0;
+  const bool gathered = !has_runs_of(plan, Side::source, digested ? kGatherDigestedBytes : kShortRunBytes);
+  const std::int64_t begin = loaded_;
+  loaded_ = gathered || digested ? std::min(begin + kPieceBytes, header_.end) : header_.end;
+  const auto first = static_cast<std::size_t>((begin - header_.begin) / kLeafBytes);
+  const auto leaves = std::span(digests_).subspan(first, digested ? leaf_count(loaded_ - begin) : 0);
+  if (gathered) {
+    if (!gathered_) gathered_ = std::make_unique_for_overwrite<std::byte[]>(kPieceBytes);
+    const Place<const std::byte> from{.regions = spec.regions};
+    const Place<std::byte> to{.packed = gathered_.get(), .begin = begin};
+    if (digested) {
+      carry_and_digest(plan, from, to, begin, loaded_, leaves);
+    } else {
+      carry(plan, from, to, begin, loaded_);
+    }
+    out_.add(gathered_.get(), static_cast<std::size_t>(loaded_ - begin));
+  } else {
+    if (digested) digest_leaves(plan, Side::source, spec.regions, begin / kLeafBytes, leaves);
+    out_.add_runs(plan, begin, loaded_, Side::source, spec.regions);
+  }
+  if (loaded_ == header_.end) end_frame();
+}
+
+void Serving::end_frame() {
   const auto leaves = std::span(digests_).first(left_.digests / sizeof(std::uint64_t));
-  digest_leaves(*spec.plan, Side::source, spec.regions, first, leaves);
-  exposures_.record(*exposure_, static_cast<std::size_t>(first), leaves);
-  digested_ = true;
+  if (!leaves.empty()) exposures_.record(*exposure_, static_cast<std::size_t>(header_.begin / kLeafBytes), leaves);
+  out_.add(digests_.data(), left_.digests);
+  out_.add(&trailer_, sizeof trailer_);
 }
 
 // The memory must not be read any more, and the frame's length is out already: fill it up, and say so at its end.
 void Serving::void_rest(FailReason reason) {
   trailer_ = static_cast<LaneTrailer>(reason);
-  cursor_.reset();
-  closed_ = true;
   out_.clear();
-  FrameLeft whole{};
-  whole.add_body(header_);
   out_.add_rest(sending_.data(), sending_.size() * sizeof(LaneHeader), left_.asks);
   out_.add_rest(&header_, sizeof header_, left_.header);
-  out_.add_rest(digests_.data(), whole.digests, left_.digests);
-  for (std::size_t payload = left_.payload; payload > 0;) {
-    const std::size_t part = std::min(payload, kFilling.size());
+  for (std::size_t rest = left_.payload; rest > 0;) {
+    const std::size_t part = std::min(rest, kFilling.size());
     out_.add(kFilling.data(), part);
-    payload -= part;
+    rest -= part;
   }
+  out_.add(digests_.data(), left_.digests);
   out_.add(&trailer_, sizeof trailer_);
-}
-
-// Runs are added a call's worth at a time, and the trailer behind the last one.
-void Serving::fill() {
-  if (left_.trailer == 0 || closed_) return;
-  if (cursor_) {
-    if (!out_.half_empty()) return;
-    if (out_.add_runs(*cursor_, Side::source, Exposures::spec_of(*exposure_).regions, 1)) return;
-    cursor_.reset();
-  }
-  out_.add(&trailer_, sizeof trailer_);
-  closed_ = true;
 }
 
 }  // namespace kvlink

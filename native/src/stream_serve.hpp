@@ -41,9 +41,9 @@ class Serving {
 
  private:
   void begin();
-  void digest(const ExposureSpec& spec);
+  void load(const ExposureSpec& spec);
+  void end_frame();
   void void_rest(FailReason reason);
-  void fill();
 
   Exposures& exposures_;
   const std::string peer_;
@@ -56,9 +56,8 @@ class Serving {
   LaneTrailer trailer_ = 0;
   FrameLeft left_{};
   std::shared_ptr<Exposure> exposure_;
-  std::optional<Cursor> cursor_;    // nullopt once every run is among the iovecs
-  bool digested_ = false;
-  bool closed_ = false;             // the trailer is among the iovecs
+  std::int64_t loaded_ = 0;         // wire bytes up to here are among the iovecs, or have passed
+  std::unique_ptr<std::byte[]> gathered_;  // the piece that is being sent, of runs too short for iovecs; none while idle
   Iovecs out_;
 };
 
