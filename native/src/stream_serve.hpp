@@ -57,7 +57,7 @@ class Serving {
   FrameLeft left_{};
   std::shared_ptr<Exposure> exposure_;
   std::int64_t loaded_ = 0;         // wire bytes up to here are among the iovecs, or have passed
-  std::unique_ptr<std::byte[]> gathered_;  // the piece that is being sent, of runs too short for iovecs; none while idle
+  std::unique_ptr<std::byte[]> gathered_;  // the piece that is being sent, if it is packed; none while idle
   Iovecs out_;
 };
 
