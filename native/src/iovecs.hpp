@@ -18,6 +18,7 @@ class Iovecs {
   static constexpr std::size_t kMax = IOV_MAX;  // 1,024 on Linux
 
   bool empty() const { return first_ == pieces_.size(); }
+  bool full() const { return pieces_.size() == kMax; }
 
   void add(const void* data, std::size_t bytes) {
     if (bytes > 0) pieces_.push_back({const_cast<void*>(data), bytes});
