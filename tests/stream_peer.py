@@ -53,8 +53,8 @@ class FakeTarget:
         assert word == FRAME
         if reason:
             return reason, b""
-        head, trailer = digests * -(-length // LEAF_BYTES) * 8, 8
-        return 0, self.rig.lane.recv(head + length + trailer, socket.MSG_WAITALL)[: length]
+        behind, trailer = digests * -(-length // LEAF_BYTES) * 8, 8
+        return 0, self.rig.lane.recv(length + behind + trailer, socket.MSG_WAITALL)[:length]
 
     def got(self) -> bytes:
         """All that has come since, until the lane is closed over there."""
