@@ -65,8 +65,8 @@ bool SharedThread::prepare() {
 // The last pieces of a read are with helpers. They nudge; but for so short a while it is not worth to fall asleep.
 bool SharedThread::copying_beside(Time now) const { return core_->copiers->copying() && now - last_moved_ < kLinger; }
 
-// True if there may be something to do at once. A waiter that finds its peer on its own CPU gets out of its way: to a CPU
-// that nobody wants, or to sleep. Whoever wakes it leaves it the choice of any idle CPU, and else its own.
+// True if there may be something to do at once. A waiter that finds its peer on its own CPU gets out of its way: to a
+// CPU that nobody wants, or to sleep.
 bool SharedThread::linger(Time now) {
   if (now - last_moved_ > kLinger) return false;
   for (const Time end = now + kBurst; now < end; now = Clock::now()) {

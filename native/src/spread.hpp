@@ -6,9 +6,9 @@
 namespace kvlink {
 
 // Two threads that hand work to each other are slow on one CPU, and the scheduler may leave them there for tens of
-// milliseconds with the other CPU idle (measured where two CPUs share a cache: it does not look for an idle one there).
-// Beside a computation the same place is the best that there is: on one CPU they keep each other busy, spread over both
-// each stands behind the computation while the other has nothing to do. So a waiter moves only to where nobody computes.
+// milliseconds with the other CPU idle (measured where only two CPUs share a cache: hardly an idle one is looked for).
+// Beside a computation the same place is the best that there is: on one CPU they keep each other busy; spread over two,
+// one stands behind the computation while the other has nothing to do. So a waiter moves only where nobody computes.
 class Spread {
  public:
   // Moves the calling thread to another of its CPUs, if on the whole machine nothing wants to run but the caller and
