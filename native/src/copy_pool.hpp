@@ -58,7 +58,7 @@ class CopyPool {
   std::shared_ptr<CopyWork> next();
   void copy(const std::shared_ptr<CopyWork>& work);
   void forget(const std::shared_ptr<CopyWork>& work);
-  void stand_back();
+  void stand_back(Duration back);
 
   const std::function<void()> over_;
   std::mutex mutex_;
