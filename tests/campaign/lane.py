@@ -2,7 +2,8 @@
 
 In a round some requests begin, one process falls at its moment (killed, or stopped for longer than the lease), a
 successor takes its port or it is resumed, and every request is tried until it is done or may not be tried again. Then
-all must be at rest: every part ended, every block back, every byte judged.
+all must be at rest: every part ended, every block back, every byte judged. Some requests are fetched and some pushed,
+of which half are streamed, chunk by chunk and layer by layer.
 
 The targets are two engines, of which a request takes one; or the two ranks of one engine, which take it together. An
 engine that lost a rank is started anew, at once or when all that its other rank had begun has ended by itself.
@@ -21,7 +22,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any, Self
 
-from campaign.life import GoneError, Held, Life
+from campaign.life import BLOCK_SLOTS, IDENTITY, GoneError, Held, Life
 from campaign.worker import STEPS
 from kvlink.cli.bench.content import Prompt
 
@@ -47,6 +48,9 @@ CANCELLED = 0.15
 CANCELLED_WITHIN_SECONDS = 0.03
 """so soon: most of what they move is on its way then, or about to be."""
 MAX_TOKENS = 1500
+CHUNKS = 3
+LAYER_SECONDS = 0.02
+"""How a streamed push is computed: in so many chunks, each layer within so long."""
 UNLUCKY_MOMENT_SECONDS = 1.0
 """A moment that has not come by then does not come in this round; the process falls as it stands."""
 
@@ -347,7 +351,8 @@ class Request:
         self._number = number
         self._dice = Random(lane.dice.random())
         self._prompt = Prompt(seed=number, tokens=self._dice.randint(1, MAX_TOKENS))
-        self._push = self._dice.random() < 0.3
+        self._push = self._dice.random() < 0.4
+        self._streamed = self._dice.random() < 0.5  # if pushed
         self._patience_seconds = self._dice.choice((0.5, 1.0, 30.0))
         self._asked: list[list[Held]] = []  # each a try: a part on every rank of a target
         self._sealed: set[str] = set()
@@ -468,7 +473,18 @@ class Request:
         if held.key not in self._sealed:
             self._sealed.add(held.key)
             with suppress(RuntimeError):  # it has ended already
+                if self._streamed:
+                    await self._stream(source, held)
                 await source.call("seal", name=held.name, blocks=held.blocks, tokens=self._prompt.tokens)
+
+    async def _stream(self, source: Life, held: Held) -> None:
+        """Chunk by chunk, and of each chunk layer by layer, as an engine computes it."""
+        tokens = self._prompt.tokens
+        for chunk in sorted({-(-tokens * part // CHUNKS) for part in range(1, CHUNKS + 1)}):
+            blocks = held.blocks[: -(-chunk // BLOCK_SLOTS)]
+            for layers in range(1, IDENTITY.num_layers + 1):
+                await source.call("ready", name=held.name, blocks=blocks, tokens=chunk, layers=layers)
+                await asyncio.sleep(self._dice.uniform(0.0, LAYER_SECONDS))
 
     async def _give_up(self) -> None:
         """The source need not keep what nobody will ask for any more."""

@@ -154,12 +154,16 @@ class Served:
     def announce(self, name: str, key: str, ttl_seconds: float) -> None:
         self._keep(name, self._link.announce(key, ttl_seconds=ttl_seconds))
 
-    def seal(self, name: str, blocks: list[int], tokens: int) -> None:
+    def ready(self, name: str, **frontier: Any) -> None:
         part = self._parts.get(name)
         if part is None:
             raise ClosedError(f"{name} has ended")
-        part.ready(blocks=(tuple(blocks),), tokens=tokens)
-        part.seal()
+        blocks = frontier.pop("blocks")
+        part.ready(blocks=(tuple(blocks),), **frontier)
+
+    def seal(self, name: str, blocks: list[int], tokens: int) -> None:
+        self.ready(name, blocks=blocks, tokens=tokens)
+        self._parts[name].seal()
 
     def fetch(self, name: str, offer: dict[str, Any], into: list[int], **how: Any) -> None:
         self._keep(name, self._link.start_fetch(Offer.from_params(offer), (into,), **how))
