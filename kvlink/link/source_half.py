@@ -487,3 +487,4 @@ class SourceHalf:
             del self._works[work.key]
         if work.machine is not None:
             work.machine.stop()
+            work.machine = None  # they hold each other: without this only the collector ends them

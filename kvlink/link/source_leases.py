@@ -104,8 +104,9 @@ class Leases:
             work.outgoing[session.peer, ask.attempt] = Outgoing(increments, blocks)
             return CopyPlan((), 0)
         planner = session.planners.of(ask.leg)
-        if work.foreseen is not None and work.foreseen[0] is planner and work.foreseen[1] == starts:
-            return work.foreseen[2]
+        foreseen, work.foreseen = work.foreseen, None
+        if foreseen is not None and foreseen[0] is planner and foreseen[1] == starts:
+            return foreseen[2]
         return planner.plan(work.blocks, None, first_token=starts, tokens=descriptor.tokens)
 
     def foresee(self, work: SourceWork) -> None:

@@ -587,6 +587,7 @@ class TargetHalf:
             del self._works[work.key]
         if work.machine is not None:
             work.machine.stop()
+            work.machine = None  # they hold each other: without this only the collector ends them
 
 
 def _follow(ended: Part, follower: LivePart) -> None:
