@@ -1,5 +1,6 @@
 #include "shared_engine.hpp"
 
+#include <sched.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -88,6 +89,7 @@ bool SharedThread::linger(Time now) {
     if (beside && !spread_.step_aside(now, working)) return false;
     relax_cpu();
   }
+  sched_yield();  // to our own interpreter, which may have been waiting for this very CPU
   return true;
 }
 
