@@ -7,7 +7,8 @@ Sources live in child processes, the target in this one; host memory, small cach
 block of one rank (``--heads`` KV heads of 128 channels, 32 layers, 16 tokens, 16 bit). What is measured, in its mode:
 
 - ``latency``: one request at a time, offer in hand, from `Link.start_fetch` to the installed result, beside the round
-  trip of a UCX message of which either end sleeps until it comes, by turns; and how often either event loop was woken.
+  trip of a UCX message of which either end sleeps until it comes, by turns; and how often either event loop was woken
+  (what a loop takes in while it waits awake is no wake-up).
   Twice, by turns: ``apart``, each process on a core of its own, as on two machines; and ``free``, where the kernel
   wakes whoever is written to on the writer's own core, so that no end of a mere ping-pong ever sleeps deeply.
 - ``steady``: ``--requests`` with ``--in-flight``, and what the first and the last thousand cost; memory of both sides.

@@ -394,6 +394,33 @@ async def test_a_prefix_that_is_there_already_is_not_moved() -> None:
             assert rank.content.check_wiped(into[3:]) is not None
 
 
+@pytest.mark.parametrize("first_token", [0, 48])
+async def test_an_offer_that_was_planned_before_it_was_asked_for_is_read_from_wherever_its_target_begins(
+    first_token: int,
+) -> None:
+    fabric = LoopbackFabric(seed=17)
+    async with source_engine(fabric) as source, target_engine(fabric) as target:
+        await fetch_all(source, target)  # from now on it is clear who reads, and what
+        into = blocks_for(target)
+        for link, rank in zip(target.links, target.ranks, strict=True):
+            link.release("i:r1")
+            rank.content.wipe()
+        source.fill(PROMPT, blocks_for(source))
+        offer = source.offer("i:r2", blocks_for(source), PROMPT.tokens)
+        published = source.links[0].publish(offer)
+        await asyncio.sleep(0.01)
+        parts = [
+            link.start_fetch(offer, (into,), deadline_seconds=20, first_token=first_token) for link in target.links
+        ]
+        await asyncio.gather(*(part.wait() for part in (*parts, published)))
+        skipped = first_token // target.block_size
+        for rank in target.ranks:
+            assert rank.content.check_wiped(into[:skipped]) is None
+            assert rank.content.check_wiped(into[skipped:]) is not None
+        if not skipped:
+            target.assert_holds(PROMPT, into)
+
+
 async def test_another_model_is_refused_in_the_handshake_by_field_and_both_values() -> None:
     fabric = LoopbackFabric(seed=18)
     other = msgspec.structs.replace(IDENTITY, weights_revision="r2")
