@@ -152,6 +152,7 @@ def _make_transport(name: str, config: Config, gpu: Gpu | None, speeds: Speeds) 
     if name == "shared":
         return SharedTransport(
             path=_path(config, shared.PATH_CHOICES),
+            integrity=config.integrity,
             copy_threads=config.copy_threads,
             speeds=speeds,
             heartbeat_seconds=config.heartbeat_seconds,

@@ -17,6 +17,7 @@ import os
 import secrets
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -77,6 +78,7 @@ class SharedTransport(NativeTransport[_kvlink.SharedEngine]):
         self,
         *,
         path: str = AUTO,
+        integrity: bool = True,
         copy_threads: int | None = None,
         speeds: Speeds = TYPICAL,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
@@ -89,6 +91,7 @@ class SharedTransport(NativeTransport[_kvlink.SharedEngine]):
                 says why. ``auto``: mapped where that can be, else what is predicted to take less for each plan.
             copy_threads: how many copy beside the transport's own; by default `default_copy_threads` of the CPUs that
                 this process may use.
+            integrity: whether our reads will be digested, for predictions.
             speeds: of this machine, for predictions.
             heartbeat_seconds: interval of heartbeats, which also renew leases.
             peer_lost_seconds: silence after which a peer is lost.
@@ -118,6 +121,7 @@ class SharedTransport(NativeTransport[_kvlink.SharedEngine]):
         super().__init__(engine)
         self._copy_threads = copy_threads
         self._path = path
+        self._setting = Setting(integrity=integrity, copy_threads=copy_threads)
         self._speeds = speeds
         self._hidden: dict[str, set[int]] = {}
         """By peer: which of its regions cannot be mapped."""
@@ -142,11 +146,11 @@ class SharedTransport(NativeTransport[_kvlink.SharedEngine]):
             return MAPPED, "the source shares all of the memory that is read"
         if self._path == MAPPED:
             return RING, "the source does not share all of the memory that is read"
-        return faster(PULLED, RING, Shape.of(plan), self._speeds, Setting(copy_threads=self._copy_threads))
+        return faster(PULLED, RING, Shape.of(plan), self._speeds, self._setting)
 
     def ways(self, shape: Shape, peer: Peer) -> tuple[Way, ...]:
         """See `Transport.ways`: mapped where all of its memory may be, else both others; or the one that is set."""
-        setting = Setting(integrity=peer.integrity, copy_threads=self._copy_threads)
+        setting = replace(self._setting, integrity=peer.integrity)
         paths: tuple[str, ...] = (self._path,)
         if self._path in (AUTO, MAPPED):
             mappable = all(key.key == MAPPABLE for key in peer.keys)

@@ -306,7 +306,7 @@ void SharedPeer::land(Step& step) {
 // Reads take turns, stretch by stretch.
 void SharedPeer::ask() {
   bool any = false;
-  while (!asking_for_.empty() && asking_->has_room() && turns_.may_ask()) {
+  while (!asking_for_.empty() && asking_->has_room(*asking_for_.front()) && turns_.may_ask()) {
     auto read = std::move(asking_for_.front());
     asking_for_.pop_front();
     const auto stretch = read->take();

@@ -63,7 +63,7 @@ class RingAsking {
   void meet(const Descriptor& answers, const Descriptor& ring);
   bool met() const { return words_.met(); }
 
-  bool has_room() const { return asked_ - landed_ < kRingSlots; }
+  bool has_room(const SharedRead& read) const { return asked_ - landed_ < read.max_asks(); }
   bool waiting() const { return asked_ != landed_; }
   void ask(std::shared_ptr<SharedRead> read, Stretch stretch);
   // What was asked, at once. True if the peer must be woken.
