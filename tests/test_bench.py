@@ -216,6 +216,13 @@ async def test_an_ucx_that_is_not_there_ends_with_code_3():
     assert len(err.decode().splitlines()) == 1
 
 
+async def test_transports_that_ucx_has_not_are_named_with_the_way_out():
+    process = await bench(*SMALL, "--ucx-tls", "nonsense")
+    _, err = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 3
+    assert "'nonsense' is what ucx_tls or UCX_TLS lets it use: leave that out" in err.decode()
+
+
 @pytest.mark.parametrize(
     ("flags", "redirected", "words"),
     [

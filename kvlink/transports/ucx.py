@@ -113,7 +113,7 @@ class UcxTransport(NativeTransport[_kvlink.UcxEngine]):
                 staging_on_gpu,
             )
         except RuntimeError as error:
-            raise UnavailableError(str(error)) from error
+            raise _unavailable(error, ucx_tls) from error
         super().__init__(engine)
         self._capabilities = _capabilities(self._engine, self._library, gpu)
 
@@ -242,7 +242,7 @@ class UcxProbe:
         try:
             self._probe = _kvlink.UcxProbe(choose(ucx_origin).name, ucx_tls)
         except RuntimeError as error:
-            raise UnavailableError(str(error)) from error
+            raise _unavailable(error, ucx_tls) from error
 
     def address(self) -> bytes:
         """For the other end's `connect`."""
@@ -329,3 +329,13 @@ def _checked_address(address: bytes, version: str, peer: str) -> bytes:
     if reason is not None:
         raise PeerIncompatibleError(reason, peer=peer, stage="connect")
     return _unsealed(told.worker, f"UCX address of peer {peer}")
+
+
+def _unavailable(error: RuntimeError, ucx_tls: str | None) -> UnavailableError:
+    """Why UCX does not load or start; where somebody chose its transports, that first."""
+    chosen = ucx_tls or os.environ.get("UCX_TLS")
+    if not chosen:
+        return UnavailableError(str(error))
+    return UnavailableError(
+        f"{error}; {chosen!r} is what ucx_tls or UCX_TLS lets it use: leave that out, or name what is here"
+    )
