@@ -11,7 +11,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Our own threads keep the CPU for less, between two sleeps of theirs in a short request; another's time slice is longer.
+// Our own threads keep the CPU for less, between two sleeps of theirs in a short request; another's slice is longer.
 constexpr Duration kOthersTurn = 700us;
 
 }  // namespace
