@@ -100,7 +100,7 @@ void memory_that_is_not_there_is_an_error() {
   constexpr std::int64_t kPage = 4096;
   auto* const pages = static_cast<std::byte*>(
       mmap(nullptr, 3 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  CHECK(munmap(pages + kPage, kPage) == 0);
+  CHECK(mprotect(pages + kPage, kPage, PROT_NONE) == 0);  // unmapped, somebody else could be given it
   const Memory target(3 * kPage, 0);
   std::byte* const targets[] = {target.data()};
   const FarRegion from[] = {{reinterpret_cast<std::uintptr_t>(pages), 3 * kPage}};
