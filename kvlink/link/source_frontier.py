@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kvlink import limits
 from kvlink.descriptor import KVDescriptor, check_descriptor, check_group_first_tokens, descriptor_digest
 from kvlink.errors import LayoutError
 from kvlink.layout import Frontier, IndexedBy, fingerprint, starts_of_groups, touched_blocks
+from kvlink.link.source_work import Draft
 
 if TYPE_CHECKING:
     from kvlink.descriptor import BlockList, FirstTokens
@@ -71,32 +72,25 @@ def _check_blocks(
             )
 
 
-class Draft(NamedTuple):
-    """What a seal covers, checked, and its digest."""
-
-    descriptor: KVDescriptor
-    digest: str
-
-    def covers(self, work: SourceWork, tokens: int) -> bool:
-        """Whether a seal at ``tokens`` covers this."""
-        claim = self.descriptor
-        return (claim.tokens, claim.group_first_tokens) == (tokens, work.group_first_tokens) and (
-            claim.blocks is work.blocks
-        )
-
-
 def draft_seal(work: SourceWork, spec: CacheSpec, tokens: int, *, integrity: bool) -> Draft:
     """The descriptor of a request that ends at ``tokens``, kept for when it is sealed there.
 
     Raises:
         LayoutError: as `check_descriptor`.
     """
-    if work.draft is None or not work.draft.covers(work, tokens):
+    if work.draft is None or not _covers(work.draft, work, tokens):
         blocks = () if work.blocks is None else work.blocks
         descriptor = descriptor_of(work, spec, tokens, blocks, integrity=integrity)
         check_descriptor(descriptor, spec)
         work.draft = Draft(descriptor, descriptor_digest(descriptor))
     return work.draft
+
+
+def _covers(draft: Draft, work: SourceWork, tokens: int) -> bool:
+    claim = draft.descriptor
+    return (claim.tokens, claim.group_first_tokens) == (tokens, work.group_first_tokens) and (
+        claim.blocks is work.blocks
+    )
 
 
 def final_draft(work: SourceWork, spec: CacheSpec, *, integrity: bool) -> Draft:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from kvlink.descriptor import Facts, descriptor_digest
 from kvlink.layout import NOTHING, Frontier
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from kvlink.descriptor import BlockList, FirstTokens, KVDescriptor
     from kvlink.layout import Place
     from kvlink.link.machine import Machine
-    from kvlink.link.source_frontier import Draft
     from kvlink.link.source_outgoing import Exposed, Outgoing
     from kvlink.plan import CopyPlan, LegPlanner
     from kvlink.relayout.gpu import Moment
@@ -26,6 +25,13 @@ if TYPE_CHECKING:
 
 Attempt: TypeAlias = tuple[str, int]
 """Peer and attempt."""
+
+
+class Draft(NamedTuple):
+    """What a seal would cover, checked, and its digest."""
+
+    descriptor: KVDescriptor
+    digest: str
 
 
 @dataclass(slots=True, eq=False)

@@ -17,8 +17,8 @@ using namespace std::chrono_literals;
 
 // Reads follow each other; a sleeper takes about as long to wake.
 constexpr Duration kLinger = 50us;
-// A helper that was kept from its CPU for so long inside one piece is in somebody's way, and stands back: the longer the
-// sooner it is kept waiting again. (Always 50 ms took 12% of a CPU from a computation, and moved 2% more.)
+// A helper that was kept from its CPU for so long inside one piece is in somebody's way, and stands back: the longer
+// the sooner it is kept waiting again. (Always 50 ms took 12% of a CPU from a computation, and moved 2% more.)
 constexpr Duration kKeptWaiting = 1ms;
 constexpr Duration kStandBack = 20ms;
 constexpr Duration kLongestStandBack = 640ms;

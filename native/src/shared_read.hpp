@@ -47,8 +47,9 @@ class SharedRead final : public AskedRead, public CopyWork {
   void mapped();
   // Pulled: out of this process, once it is known where all that is needed lies there.
   void pulled(std::shared_ptr<const PeerProcess> process);
-  // Unanswered or not yet brought in, at a time. Pulled: the source, which hashes what is read next, is kept just ahead,
-  // so that what it has read is still in its core's cache (these two loops alone: 15.2 GB/s with 8, 17.0 with 2).
+  // Unanswered or not yet brought in, at a time. Pulled: the source, which hashes what is read next, is kept just
+  // ahead, so that what it has read is still in its core's cache (these two loops alone: 15.2 GB/s with 8, 17.0 with
+  // 2).
   std::uint32_t max_asks() const { return process_ != nullptr ? 2 : kRingSlots; }
   // Either of the two: nothing but digests is asked of the source.
   bool brings_itself_in() const { return process_ != nullptr || !sources_.empty(); }

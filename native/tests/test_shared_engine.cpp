@@ -1,7 +1,7 @@
-// Two shared engines in one process with a lane between them (see two_engines.hpp): pairs that serve each other by rings,
-// that map each other's memory, and that pull, with helpers that copy and without. What TSan looks at is what passes
-// between threads of one process; the words in shared memory are atomics, what is mapped is mapped twice, so that it sees
-// two addresses, and what the kernel reads it does not see.
+// Two shared engines in one process with a lane between them (see two_engines.hpp): pairs that serve each other by
+// rings, that map each other's memory, and that pull, with helpers that copy and without. What TSan looks at is what
+// passes between threads of one process; the words in shared memory are atomics, what is mapped is mapped twice, so
+// that it sees two addresses, and what the kernel reads it does not see.
 #include "shared_engine.hpp"
 
 #include <algorithm>
