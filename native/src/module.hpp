@@ -37,6 +37,7 @@ std::vector<Byte*> checked_regions(const Plan& plan, Side side, const Regions& r
 }
 
 void bind_cuda(nanobind::module_& m);
+void bind_engines(nanobind::module_& m);
 void bind_machine(nanobind::module_& m);
 
 }  // namespace kvlink
