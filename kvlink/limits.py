@@ -42,6 +42,10 @@ STAGING_SLOTS: Final = 16
 """Slots that packed bytes are got into, of all peers together."""
 CALIBRATION_SECONDS: Final = 0.08
 """After which a link that opens begins no further step of measuring this machine (`kvlink.transports.calibration`)."""
+REGISTERED_ASIDE_BYTES: Final = 64 * 1024 * 1024
+"""Regions of this length, and longer, are registered in a thread by a link that opens: other links share its loop."""
+PROGRESS_SECONDS: Final = 2.0
+"""Between two words in the log about something that takes long."""
 NOMINAL_TRANSFER_BYTES: Final = 64 * 1024 * 1024
 """What a pair's transport is chosen for, before anything is known of its requests."""
 NOMINAL_TOKENS: Final = 4096

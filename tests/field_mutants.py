@@ -515,6 +515,14 @@ MUTANTS = (
         "shape.total_bytes * self.byte_seconds",
         "test_packed.py::test_a_reads_path_is_by_its_plan_unless_it_is_set",
     ),
+    Mutant(
+        "I4",
+        "regions are registered in the loop's own turn",
+        "link/registration.py",
+        "    if length < limits.REGISTERED_ASIDE_BYTES:",
+        "    if length > 0:",
+        "test_registration.py::test_regions_are_registered_one_at_a_time_while_the_loop_goes_on_i4",
+    ),
     # --- J: ports, versions, metrics ----------------------------------------------------------------------------------
     Mutant(
         "J1",

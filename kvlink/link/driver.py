@@ -24,7 +24,8 @@ from kvlink.link.making import gpu_of, keep_near, make_transports
 from kvlink.link.moments import Moments
 from kvlink.link.part import LivePart, Result, State
 from kvlink.link.pump import Pump
-from kvlink.link.rank import LocalRank, check_successor, register_all, unregister_all
+from kvlink.link.rank import LocalRank, check_successor
+from kvlink.link.registration import register_all, register_aside, unregister_all
 from kvlink.link.replicas import ReplicatedPart, parts_of, replicas_of
 from kvlink.link.retries import RetriedParts
 from kvlink.link.room import Reservation, RoomKeeper, RoomStats
@@ -549,7 +550,7 @@ async def open_driver(
     pumps = tuple(Pump(transport, on_event) for transport in made)
     try:
         for pump in pumps:
-            register_all(pump, caches)
+            await register_aside(pump, caches)
         keep_near(made, config, caches)
         rank = LocalRank(config, caches, pumps, VERSION, gpu, moments, Linger(enabled=linger))
         listener = await Listener.bind(

@@ -431,6 +431,8 @@ class Link:
     def resume(self, caches: Caches) -> None:
         """Wake up over this cache, which may lie elsewhere: register it, and let peers in again.
 
+        Registers in this call, for as long as that takes; `open_link` does so aside, while its loop goes on.
+
         Args:
             caches: of the same rank of the same engine. If identity (another weights revision) or geometry changed,
                 its place names a new incarnation: to peers it is another engine, and the old one is dead. Then make

@@ -9,7 +9,7 @@ import msgspec
 
 from kvlink import limits
 from kvlink.config import AUTO
-from kvlink.errors import ConfigError, TransportError
+from kvlink.errors import ConfigError
 from kvlink.layout import fingerprint, share_of
 from kvlink.link.choice import candidates, choose, none_in_common, shape_of_pair
 from kvlink.wire import Chosen, Introduce, RankCard, TransportCard, WireKey
@@ -129,31 +129,6 @@ class LocalRank:
                 for key in pump.region_keys
             ),
         )
-
-
-def register_all(pump: Pump, caches: Caches) -> None:
-    """Register every region of the caches with a transport, once.
-
-    Raises:
-        TransportError: a registration failed; nothing stays registered.
-    """
-    done: list[int] = []
-    try:
-        for index, region in enumerate(caches.regions):
-            pump.transport.register(index, region.address, region.length, region.backing)
-            done.append(index)
-    except TransportError:
-        for index in done:
-            pump.transport.unregister(index)
-        raise
-    pump.region_keys = tuple(pump.transport.export_key(index) for index in done)
-
-
-def unregister_all(pump: Pump) -> None:
-    """Undo `register_all`. Only once nothing is read or exposed. Idempotent."""
-    keys, pump.region_keys = pump.region_keys, ()
-    for key in keys:
-        pump.transport.unregister(key.region)
 
 
 def check_device(config: Config, caches: Caches) -> None:
