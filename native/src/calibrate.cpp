@@ -14,6 +14,7 @@
 #include "asked_read.hpp"
 #include "iovecs.hpp"
 #include "shared_memory.hpp"
+#include "threads.hpp"
 
 namespace kvlink {
 namespace {
@@ -72,16 +73,16 @@ SocketCost socket_cost(const Plan& plan, std::span<const std::byte* const> sourc
   const std::size_t keep = Iovecs::kMax - call;
   Iovecs out;
   Iovecs in;
-  Clock::duration sending{};
-  Clock::duration receiving{};
+  std::chrono::nanoseconds sending{};
+  std::chrono::nanoseconds receiving{};
   for (std::int64_t received = 0; received < plan.total_bytes();) {
-    const auto began = Clock::now();
+    const auto began = thread_ran();
     if (out.empty()) out.add_runs(source, Side::source, sources, keep);
     const msghdr leaving = out.message();
     const ssize_t sent = sendmsg(sender.fd(), &leaving, MSG_NOSIGNAL | MSG_DONTWAIT);
     require(sent > 0);
     out.consume(static_cast<std::size_t>(sent));
-    const auto left = Clock::now();
+    const auto left = thread_ran();
     sending += left - began;
     for (ssize_t rest = sent; rest > 0;) {
       if (in.empty()) in.add_runs(target, Side::target, into, keep);
@@ -92,7 +93,7 @@ SocketCost socket_cost(const Plan& plan, std::span<const std::byte* const> sourc
       rest -= got;
       received += got;
     }
-    receiving += Clock::now() - left;
+    receiving += thread_ran() - left;
   }
   return {std::chrono::duration<double>(sending).count(), std::chrono::duration<double>(receiving).count()};
 }

@@ -1,7 +1,6 @@
 #include "copy_pool.hpp"
 
 #include <sched.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,13 +29,6 @@ void give_way() {
   const sched_param none{};
   sched_setscheduler(0, SCHED_BATCH, &none);
   [[maybe_unused]] const int now = nice(kNicer);
-}
-
-// How long the calling thread has run.
-Duration running() {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
 }
 
 }  // namespace
@@ -85,10 +77,10 @@ void CopyPool::help() {
   Duration back{};
   while (const auto work = next()) {
     const Time began = Clock::now();
-    const Duration ran = running();
+    const Duration ran = thread_ran();
     copy(work);
     const Time now = Clock::now();
-    if ((now - began) - (running() - ran) > kKeptWaiting) {
+    if ((now - began) - (thread_ran() - ran) > kKeptWaiting) {
       back = now - std::exchange(kept_waiting, now) < 4 * back ? std::min(2 * back, kLongestStandBack) : kStandBack;
       stand_back(back);
     }

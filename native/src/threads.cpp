@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <time.h>
 
 #include <mutex>
 #include <stdexcept>
@@ -65,6 +66,12 @@ bool leave_this_cpu() {
   const bool as_set = sched_getaffinity(0, sizeof now, &now) == 0 && CPU_EQUAL(&now, &others);
   if (as_set) sched_setaffinity(0, sizeof all, &all);
   return true;
+}
+
+std::chrono::nanoseconds thread_ran() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
 }
 
 void relax_cpu() {

@@ -1,6 +1,7 @@
 // What all of an engine's threads have in common.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -17,6 +18,9 @@ void keep_to_cpus(std::thread& thread, const std::vector<int>& cpus);
 // stays: it has no other, or the kernel refuses. Whoever keeps it to other CPUs meanwhile, by keep_to_cpus() or from
 // outside, has the last word.
 bool leave_this_cpu();
+
+// How long the calling thread has run.
+std::chrono::nanoseconds thread_ran();
 
 // Tells the CPU that the calling thread only waits, for some 100 ns.
 void relax_cpu();
