@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,40 +15,17 @@ from kvlink import Offer
 
 httpx = pytest.importorskip("httpx", reason=WHERE)
 if NEEDS_VLLM[0].args[0]:
-    Server = Any
+    Deployment = Server = Any
 else:
-    from servers import Server, body, free_port, grown, running, tokens_of
+    from deployment import SOURCE, TOKEN_BYTES, Deployment, deployed, until
+    from servers import Server, body, grown
 
 pytestmark = NEEDS_VLLM
 
-PROXY = Path(__file__).parents[2] / "examples" / "vllm_pd" / "proxy.py"
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 100, 127, 128, 129, 200, 255, 256, 257, 400, 511, 777, 1500)
 AT_ONCE = 6
 BLOCK = 32
-TOKEN_BYTES = 4 * 2 * 4 * 64 * 4
-"""Layers, K and V, heads, channels, bytes of a float32."""
-SOURCE = 'vllm:prompt_tokens_by_source_total{source="%s"}'
 REFUSED = 'vllm:kvlink_failed_loads_total{field="identity.weights_revision",kind="mismatch"}'
-
-
-@dataclass
-class Deployment:
-    prefill: Server
-    decode: Server
-    proxy: str
-
-    def ask(self, asked: list[int], tokens: int = 8) -> list[int]:
-        answer = httpx.post(f"{self.proxy}/v1/completions", json=body(asked, tokens), timeout=300)
-        answer.raise_for_status()
-        return tokens_of(answer.json())
-
-    def alone(self, asked: list[int]) -> list[int]:
-        """Co-located: the prefill server's own answer. The decode server has never seen the prompt."""
-        return tokens_of(self.prefill.complete(asked))
-
-    def until_free(self) -> None:
-        """Every block is back on both sides, by the servers' own gauges."""
-        until(lambda: self.prefill.cache_usage() == self.decode.cache_usage() == 0)
 
 
 @pytest.fixture(scope="module")
@@ -61,29 +33,8 @@ def deployment(model: Callable[[str], Path], logs: Path) -> Iterator[Deployment]
     extra = PATIENT | {"weights_revision": "r1"}
     prefill = Server("prefill", model("llama"), logs, extra=extra)
     decode = Server("decode", model("llama"), logs, extra=extra)
-    with ExitStack() as stack:
-        stack.enter_context(running(prefill, decode))
-        port = free_port()
-        command = [sys.executable, str(PROXY), "--prefill", prefill.url, "--decode", decode.url, "--port", str(port)]
-        process = subprocess.Popen(command)
-        stack.callback(process.wait, 10)
-        stack.callback(process.kill)
-        until(lambda: healthy(f"http://127.0.0.1:{port}/health"))
-        yield Deployment(prefill, decode, f"http://127.0.0.1:{port}")
-
-
-def healthy(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=5).is_success
-    except httpx.TransportError:
-        return False
-
-
-def until(holds: Callable[[], bool], timeout_seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    with deployed(prefill, decode) as made:
+        yield made
 
 
 def test_every_prompt_token_is_fetched_and_every_answer_is_right(deployment: Deployment) -> None:
