@@ -17,7 +17,8 @@ from kvlink.errors import ConfigError, KVLinkError, UnavailableError
 
 PEERS: Final = {"nixl": "nixl", "mooncake": "mooncake-transfer-engine-non-cuda"}
 """Module of each, and what to install."""
-_PROGRAM: Final = Path(kvlink.__file__).resolve().parent.parent / "benchmarks" / "peers" / "compare.py"
+_PROGRAM: Final = Path("benchmarks", "peers", "compare.py")
+"""In a checkout."""
 _LEAST_BYTES, _MOST_BYTES = 4 * 1024, 1024 * 1024
 _POOL_MIB, _MOVE_MIB, _ROUNDS = 256, 64, 9
 
@@ -99,8 +100,20 @@ def check(names: tuple[str, ...], python: str = sys.executable) -> None:
                 f"--compare {name}: {python} cannot import it; pip install {PEERS[name]} there, or give --peers-python "
                 "that of an environment that has it"
             )
-    if names and not _PROGRAM.is_file():
-        raise UnavailableError("--compare runs benchmarks/peers/compare.py, which a checkout has: run it from there")
+    if names:
+        _program()
+
+
+def _program() -> Path:
+    """Of the checkout that kvlink is run from, or that this is.
+
+    Raises:
+        UnavailableError: neither.
+    """
+    for checkout in (Path.cwd(), Path(kvlink.__file__).resolve().parent.parent):
+        if (program := checkout / _PROGRAM).is_file():
+            return program
+    raise UnavailableError(f"--compare runs {_PROGRAM}, which a checkout of KVLink has: run it from there")
 
 
 def _importable(name: str, python: str) -> bool:
@@ -126,7 +139,7 @@ def compare(names: tuple[str, ...], *, run_bytes: int, transport: str, python: s
     """
     fragment = min(max(run_bytes, _LEAST_BYTES), _MOST_BYTES) // _LEAST_BYTES * _LEAST_BYTES
     command = [
-        sys.executable, str(_PROGRAM), "--fragments", f"{fragment >> 10}K", "--rounds", str(_ROUNDS),
+        sys.executable, str(_program()), "--fragments", f"{fragment >> 10}K", "--rounds", str(_ROUNDS),
         "--pool-mib", str(_POOL_MIB), "--move-mib", str(_MOVE_MIB),
         "--contenders", ",".join(("kvlink", *names, "limit")),
         "--scenes", "tcp" if transport == "stream" else "host", "--transports", transport,
