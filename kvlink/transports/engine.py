@@ -9,7 +9,6 @@ import contextlib
 import os
 from collections.abc import Collection, Iterator
 from typing import Final, Generic, TypeVar
-from weakref import WeakKeyDictionary
 
 from kvlink._native import _kvlink, native_plan
 from kvlink.errors import ClosedError, LayoutError, TransportError, UnsupportedError
@@ -52,7 +51,6 @@ class NativeTransport(Transport, Generic[AnyEngine]):
         self._engine = engine
         self._pid = os.getpid()
         self._closed = False
-        self._prepared: WeakKeyDictionary[CopyPlan, _kvlink.Plan] = WeakKeyDictionary()
 
     def pace_by(self, pace: Pace) -> None:
         """Read no faster than a cap, evenly, and fairly between peers and reads. Before the first `connect`."""
@@ -82,9 +80,9 @@ class NativeTransport(Transport, Generic[AnyEngine]):
         return self._live().disconnect(peer)
 
     def prepare(self, plan: CopyPlan) -> None:
-        """See `Transport.prepare`: the native walker's form of it, kept until it is used, or the plan is not."""
+        """See `Transport.prepare`: the native walker's form of it, which the plan keeps."""
         with as_transport_error("prepare"):
-            self._prepared[plan] = native_plan(plan)
+            native_plan(plan)
 
     def expose(self, exposure: Exposure) -> None:
         """See `Transport.expose`.
@@ -93,7 +91,7 @@ class NativeTransport(Transport, Generic[AnyEngine]):
             TransportError: the peer is not connected, the attempt is exposed already, or the plan leaves a region.
         """
         with as_transport_error("expose", exposure.peer):
-            plan = self._native(exposure.plan)
+            plan = native_plan(exposure.plan)
             self._live().expose(exposure.peer, exposure.attempt, plan, exposure.lease_seconds)
 
     def lease(self, peer: str, attempt: int) -> LeaseReport:
@@ -111,7 +109,7 @@ class NativeTransport(Transport, Generic[AnyEngine]):
         if not 0 < read.chunk_leaves <= MAX_CHUNK_LEAVES:
             raise TransportError(f"chunk_leaves {read.chunk_leaves} is not in 1..{MAX_CHUNK_LEAVES}", retryable=False)
         with as_transport_error("read", read.peer):
-            plan = self._native(read.plan)
+            plan = native_plan(read.plan)
             packed = self.path(read.plan, read.peer)[0] in (PACKED, RING)
             return self._live().read(
                 read.peer, read.attempt, plan, read.integrity, read.chunk_leaves, read.max_rereads, packed
@@ -160,10 +158,6 @@ class NativeTransport(Transport, Generic[AnyEngine]):
                 stage="close",
                 retryable=False,
             )
-
-    def _native(self, plan: CopyPlan) -> _kvlink.Plan:
-        prepared = self._prepared.pop(plan, None)
-        return native_plan(plan) if prepared is None else prepared
 
     def _require_same_process(self) -> None:
         if os.getpid() != self._pid:
