@@ -73,6 +73,25 @@ inline void expect(const RandomPlan& plan, const std::byte* source, std::byte* t
   });
 }
 
+// What a test moves: drawn bytes at a drawn place, a target that is untouched, and what it is to hold afterwards.
+struct Sides {
+  Sides(const RandomPlan& plan, Random& rng)
+      : source(plan.source_bytes, pick(rng, 0, 63)), target(plan.target_bytes, pick(rng, 0, 63)),
+        expected(plan.target_bytes, target.address() % 64) {
+    source.fill(rng);
+    wipe();
+    std::memcpy(expected.data(), target.data(), target.size());
+    expect(plan, source.data(), expected.data());
+  }
+
+  // The target is as before.
+  void wipe() const { std::memset(target.data(), 0x5a, target.size()); }
+
+  const Memory source;
+  const Memory target;
+  const Memory expected;
+};
+
 // Every second plan converts, each time between other types.
 inline RandomPlan random_moves(std::uint64_t seed, std::int64_t align) {
   RandomPlan plan;

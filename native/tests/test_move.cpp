@@ -20,17 +20,12 @@ void every_variant_writes_what_the_loops_write() {
     const RandomPlan random = random_moves(seed, 1);
     const Plan plan(random.segments);
     Random rng(seed);
-    const Memory source(random.source_bytes, pick(rng, 0, 63));
-    source.fill(rng);
-    const std::int64_t offset = pick(rng, 0, 63);
-    const Memory expected(random.target_bytes, offset);
-    const Memory target(random.target_bytes, offset);
-    std::memset(expected.data(), 0x5a, expected.size());
-    expect(random, source.data(), expected.data());
+    const Sides sides(random, rng);
+    const auto& [source, target, expected] = sides;
     const std::byte* const sources[] = {source.data()};
     std::byte* const targets[] = {target.data()};
     for (const MoveVariant& variant : move_variants()) {
-      std::memset(target.data(), 0x5a, target.size());
+      sides.wipe();
       const std::int64_t cut = pick(rng, 0, plan.total_bytes());
       move_range(plan, sources, targets, cut, plan.total_bytes(), {.variant = variant});
       move_range(plan, sources, targets, 0, cut, {.variant = variant});

@@ -36,13 +36,8 @@ void packed_and_unpacked_is_moved() {
     const Plan plan(random.segments);
     CHECK(plan.cuts_no_element());
     Random rng(seed);
-    const Memory source(random.source_bytes, pick(rng, 0, 63));
-    source.fill(rng);
-    const std::int64_t offset = pick(rng, 0, 63);
-    const Memory target(random.target_bytes, offset), expected(random.target_bytes, offset);
-    std::memset(target.data(), 0x5a, target.size());
-    std::memset(expected.data(), 0x5a, expected.size());
-    expect(random, source.data(), expected.data());
+    const Sides sides(random, rng);
+    const auto& [source, target, expected] = sides;
     const std::byte* const sources[] = {source.data()};
     std::byte* const targets[] = {target.data()};
     const auto wire = wire_of(random, source.data());
