@@ -99,7 +99,9 @@ class SourceHalf:
 
     def accepted(self, connection: ControlConnection) -> None:
         """The listener let a peer in."""
-        self._tasks.start(self.sessions.adopt(connection), f"adopt {connection.peer}")
+        task = self._tasks.start(self.sessions.adopt(connection), f"adopt {connection.peer}")
+        # Cancelled before its first step, `adopt` closes nothing itself.
+        task.add_done_callback(lambda task: connection.close() if task.cancelled() else None)
 
     # --- verbs --------------------------------------------------------------------------------------------------
 
