@@ -18,14 +18,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import itertools
 import json
 import mmap
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,12 +32,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ends import Cache, Source, Told, add_link_options, config, link_flags, open_target
+from record import taken_on, write
 
 import kvlink
-from kvlink.layout import standard_spec
 
 SCHEMA = "kvlink.beside/1"
-LAYERS, HEADS, CHANNELS, SLOTS, BLOCKS = 16, 4, 128, 16, 512
+CACHE = Cache(model="beside", layers=16, heads=4, slots=16, blocks=512)
+BLOCKS = tuple(range(CACHE.blocks))
+"""256 MiB, of which a request is all."""
 MATRIX = 96
 COPY_BYTES = 1 << 20
 POOL_BYTES = 64 << 20
@@ -47,19 +48,8 @@ SLICE_SECONDS = 0.001
 MOVERS = 6
 
 
-def config(options: argparse.Namespace) -> kvlink.Config:
-    return kvlink.Config(transports=(options.transport,), integrity=options.integrity == "on")
-
-
 def caches(options: argparse.Namespace, engine: str) -> kvlink.Caches:
-    """256 MiB, of which a request is all."""
-    spec = standard_spec(
-        "nhd",
-        identity=kvlink.Identity(model="beside", num_layers=LAYERS, num_kv_heads=HEADS, head_dim=CHANNELS),
-        place=kvlink.Place(engine=engine, incarnation="1"),
-        layers=range(LAYERS), heads=range(HEADS), block_size=SLOTS, num_blocks=BLOCKS, dtype=kvlink.DType.FLOAT16,
-    )  # fmt: skip
-    return kvlink.Caches.standard(spec, shareable=options.memory == "kvlink")
+    return CACHE.allocate(engine, shareable=options.memory == "kvlink")
 
 
 # --- the processes ---------------------------------------------------------------------------------------------------
@@ -97,55 +87,35 @@ def mover(shared: mmap.mmap, number: int) -> None:
 async def serve(options: argparse.Namespace) -> None:
     """The source: each line asks for an offer of the whole cache."""
     async with kvlink.open_link(config(options), caches(options, "source")) as link:
-        print(base64.b64encode(link.card).decode(), flush=True)
-        roster = kvlink.Roster.of([link.card])
+        print("ready", flush=True)
+        source = Source(link, CACHE.slots)
         loop = asyncio.get_running_loop()
         for number in itertools.count():
             if not await loop.run_in_executor(None, sys.stdin.readline):
                 return
-            offer = kvlink.Offer(
-                key=kvlink.request_key("1", str(number)), roster=roster, blocks=(tuple(range(BLOCKS)),),
-                tokens=BLOCKS * SLOTS,
-            )  # fmt: skip
-            link.publish(offer)
+            offer, _ = source.publish(str(number), BLOCKS)
             print(json.dumps(offer.to_params()), flush=True)
 
 
 async def read(options: argparse.Namespace) -> None:
     """The target: each line is an offer to fetch; answers with its bytes."""
     loop = asyncio.get_running_loop()
-    async with kvlink.open_link(config(options), caches(options, "target")) as link:
-        link.set_siblings(kvlink.Roster.of([link.card]))
+    async with open_target(options, caches(options, "target")) as link:
         print("ready", flush=True)
         while line := await loop.run_in_executor(None, sys.stdin.readline):
             offer = kvlink.Offer.from_params(json.loads(line))
-            result = await link.fetch(offer, (tuple(range(BLOCKS)),), deadline_seconds=60)
+            result = await link.fetch(offer, (BLOCKS,), deadline_seconds=60)
             link.release(offer.key)
             print(result.bytes, flush=True)
 
 
-class Child:
+class Child(Told):
     """One process of this program, and the CPU time that it has used."""
 
-    def __init__(self, options: argparse.Namespace, role: str, *, talks: bool) -> None:
-        settings = ("shared", "transport", "memory", "integrity")
-        told = [word for name in settings for word in (f"--{name}", str(getattr(options, name)))]
-        command = [sys.executable, __file__, "--role", role, *told]
-        pipe = subprocess.PIPE if talks else None
-        self.process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        )  # fmt: skip
-
-    def ask(self, line: str) -> str:
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        return self.hear()
-
-    def hear(self) -> str:
-        if not (line := self.process.stdout.readline()):
-            raise SystemExit("a process ended; its own words are above")
-        return line.strip()
+    def __init__(self, options: argparse.Namespace, role: str) -> None:
+        told = ["--role", role, "--shared", options.shared, "--memory", options.memory, *link_flags(options)]
+        one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        super().__init__([sys.executable, __file__, *told], os.environ | one_thread)
 
     def cpu_seconds(self) -> dict[int, float]:
         """Of each thread."""
@@ -167,12 +137,12 @@ class Turns:
     def __init__(self, options: argparse.Namespace, shared: mmap.mmap) -> None:
         self.words = np.frombuffer(shared, np.uint64)
         self.seconds = options.seconds
-        self.source = Child(options, "source", talks=True)
-        self.target = Child(options, "target", talks=True)
+        self.source = Child(options, "source")
+        self.target = Child(options, "target")
         self.source.hear()
         self.target.hear()
-        self.movers = [Child(options, f"mover{number}", talks=False) for number in range(MOVERS)]
-        self.compute = Child(options, "compute", talks=False)
+        self.movers = [Child(options, f"mover{number}") for number in range(MOVERS)]
+        self.compute = Child(options, "compute")
         while not all(self.words[1 + MOVERS : 1 + 2 * MOVERS]) or not self.words[0]:
             time.sleep(0.01)
         self.set_movers([])
@@ -270,15 +240,14 @@ def summary(rounds: list[dict[str, Any]], alone: float) -> dict[str, object]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--transport", default="stream")
+    add_link_options(parser)
     parser.add_argument(
         "--memory", choices=("engine", "kvlink"), default="engine",
         help="whose the caches are: over shared, an engine's go through a ring and KVLink's are mapped (%(default)s)",
     )  # fmt: skip
-    parser.add_argument("--integrity", choices=("on", "off"), default="on")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each turn (%(default)s)")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", metavar="FILE", help="- is standard output")
+    parser.add_argument("--json", metavar="FILE", default="-", help="- is standard output")
     parser.add_argument("--role", help=argparse.SUPPRESS)
     parser.add_argument("--shared", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -303,18 +272,11 @@ def main() -> int:
 
 
 def report(options: argparse.Namespace, shared: mmap.mmap) -> None:
-    load = os.getloadavg()[0]
     record = {
         "schema": SCHEMA, "transport": options.transport, "memory": options.memory, "integrity": options.integrity,
-        "seconds": options.seconds, "cpus": os.cpu_count(), "load_before": round(load, 2),
-        "date": time.strftime("%Y-%m-%d"),
-        "result": measure(options, shared),
+        "seconds": options.seconds, **taken_on(),
     }  # fmt: skip
-    text = json.dumps(record, indent=1) + "\n"
-    if options.json in (None, "-"):
-        sys.stdout.write(text)
-    else:
-        Path(options.json).write_text(text)
+    write(record | {"result": measure(options, shared)}, options.json)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import os
 import platform
 import statistics
@@ -44,6 +43,8 @@ try:
 except ImportError:
     print("benchmarks/relayout.py compares with torch, which is not installed: pip install torch", file=sys.stderr)
     sys.exit(3)
+
+from record import write
 
 HEADS, CHANNELS, SLOTS = 8, 128, 16
 Scales = tuple[tuple[float, ...], ...]
@@ -319,12 +320,7 @@ def main() -> int:
         "cases": results,
     }  # fmt: skip
     if options.json:
-        text = json.dumps(report, indent=1)
-        if options.json == "-":
-            print(text)
-        else:
-            with open(options.json, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
+        write(report, options.json)
     return 0 if report["verified"] else 1
 
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """What a request costs when its bytes do not: latency of one, cost of many, fairness between sources, an idle link.
 
-    benchmarks/requests.py latency|steady|fair|idle [--transport stream] [--json FILE]
+    benchmarks/requests.py latency|steady|fair|idle [--transport stream] [--loop asyncio|uvloop] [--json FILE]
 
 Sources live in child processes, the target in this one; host memory, small caches, the public API. Every request is one
 block of one rank (``--heads`` KV heads of 128 channels, 32 layers, 16 tokens, 16 bit). What is measured, in its mode:
 
 - ``latency``: one request at a time, offer in hand, from `Link.start_fetch` to the installed result, beside the round
   trip of a UCX message of which either end sleeps until it comes, by turns; and how often either event loop was woken
-  (what a loop takes in while it waits awake is no wake-up).
+  (what a loop takes in while it waits awake is no wake-up; uvloop's are not counted).
   Twice, by turns: ``apart``, each process on a core of its own, as on two machines; and ``free``, where the kernel
   wakes whoever is written to on the writer's own core, so that no end of a mere ping-pong ever sleeps deeply.
 - ``steady``: ``--requests`` with ``--in-flight``, and what the first and the last thousand cost; memory of both sides.
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import itertools
 import json
 import os
@@ -30,22 +29,38 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+from ends import Cache, Source, Told, add_link_options, config, link_flags, open_target
+from record import taken_on, write
 
 import kvlink
-from kvlink.layout import standard_spec
 from kvlink.transports.ucx_ping import UcxPing
 
+try:
+    import uvloop
+except ImportError:
+    uvloop = None
+
 SCHEMA = "kvlink.requests/1"
-LAYERS, CHANNELS, TOKENS = 32, 128, 16
+LAYERS, SLOTS = 32, 16
 LATENCY_BATCH = 200
 THOUSAND = 1000
 LINKS_A_PROCESS = 16
+UVLOOP = "uvloop"
 CORES = os.sched_getaffinity(0)
 
 
-class Counting(selectors.EpollSelector):
+class Wakings:
+    """How often a loop was woken, which not every loop tells."""
+
+    woken: int | None = None
+
+
+class Counting(selectors.EpollSelector, Wakings):
     """Counts how often a loop is woken by anything but its own timers."""
 
     woken = 0
@@ -56,28 +71,23 @@ class Counting(selectors.EpollSelector):
         return got
 
 
-def run(work):  # noqa: ANN001, ANN201
-    """Run ``work``, a function of the selector, on a loop that counts its wake-ups."""
-    selector = Counting()
-    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
-        return runner.run(work(selector))
+def run(loop: str, work: Callable[[Wakings], Coroutine[Any, Any, Any]]) -> Any:  # noqa: ANN401
+    """Run ``work`` on a loop of that name, of asyncio's own with its wake-ups counted."""
+    wakings = Wakings() if loop == UVLOOP else Counting()
+    factory = uvloop.new_event_loop if loop == UVLOOP else partial(asyncio.SelectorEventLoop, wakings)
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(work(wakings))
 
 
-def caches(engine: str, heads: int, blocks: int) -> kvlink.Caches:
-    spec = standard_spec(
-        "nhd",
-        identity=kvlink.Identity(model="requests", num_layers=LAYERS, num_kv_heads=heads, head_dim=CHANNELS),
-        place=kvlink.Place(engine=engine, incarnation="1"),
-        layers=range(LAYERS), heads=range(heads), block_size=TOKENS, num_blocks=blocks, dtype=kvlink.DType.FLOAT16,
-    )  # fmt: skip
-    return kvlink.Caches.standard(spec)
+def cache(options: argparse.Namespace) -> Cache:
+    return Cache(model="requests", layers=LAYERS, heads=options.heads, slots=SLOTS, blocks=options.blocks)
 
 
-def usage(selector: Counting) -> dict[str, float]:
+def usage(wakings: Wakings) -> dict[str, Any]:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     spent = resource.getrusage(resource.RUSAGE_SELF)
     return {
-        "woken": selector.woken,
+        "woken": wakings.woken,
         "cpu_seconds": spent.ru_utime + spent.ru_stime,
         "resident_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
         "sleeps": spent.ru_nvcsw,
@@ -93,7 +103,7 @@ def stay_on(core: int | None) -> None:
 # --- the sources' process -------------------------------------------------------------------------------------------
 
 
-async def serve(options: argparse.Namespace, selector: Counting) -> None:
+async def serve(options: argparse.Namespace, wakings: Wakings) -> None:
     """Commands on standard input, one JSON line each on standard output: ``publish LINK COUNT``, ``usage``, ``cores``
     with ``apart`` or ``free``.
     """
@@ -101,12 +111,10 @@ async def serve(options: argparse.Namespace, selector: Counting) -> None:
     os.dup2(2, 1)
     loop = asyncio.get_running_loop()
     first, count = options.serve
-    config = kvlink.Config(transports=(options.transport,), integrity=options.integrity == "on")
-    links = [
-        await kvlink.open_link(config, caches(f"source{number}", options.heads, options.blocks))
+    sources = [
+        Source(await kvlink.open_link(config(options), cache(options).allocate(f"source{number}")), SLOTS)
         for number in range(first, first + count)
     ]
-    rosters = [kvlink.Roster.of([link.card]) for link in links]
     ping = UcxPing()
     ping.serve()
     numbers = itertools.count()
@@ -115,11 +123,11 @@ async def serve(options: argparse.Namespace, selector: Counting) -> None:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
-    say({"cards": [base64.b64encode(link.card).decode() for link in links], "ping": ping.address().hex()})
+    say({"ping": ping.address().hex()})
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         command, *arguments = line.split()
         if command == "usage":
-            say(usage(selector))
+            say(usage(wakings))
             continue
         if command == "cores":
             stay_on(max(CORES) if arguments == ["apart"] else None)
@@ -128,14 +136,12 @@ async def serve(options: argparse.Namespace, selector: Counting) -> None:
         which, wanted = map(int, arguments)
         offers = []
         for number in itertools.islice(numbers, wanted):
-            key = kvlink.request_key("1", f"{first + which}-{number}")
-            block = number % options.blocks
-            offers.append(kvlink.Offer(key=key, roster=rosters[which], blocks=((block,),), tokens=TOKENS))
-            part = links[which].publish(offers[-1])
-            part.when_ended(lambda ended, link=links[which]: link.release(ended.key))
+            offer, part = sources[which].publish(f"{first + which}-{number}", (number % options.blocks,))
+            part.when_ended(lambda ended, link=sources[which].link: link.release(ended.key))
+            offers.append(offer)
         say([offer.to_params() for offer in offers])
-    for link in links:
-        await link.close()
+    for source in sources:
+        await source.link.close()
     ping.close()
 
 
@@ -143,39 +149,30 @@ class Sources:
     """One child with several links."""
 
     def __init__(self, options: argparse.Namespace, first: int, count: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, options.mode, "--serve", str(first), str(count), "--heads", str(options.heads),
-             "--blocks", str(options.blocks), "--transport", options.transport, "--integrity", options.integrity],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        flags = [options.mode, "--serve", str(first), str(count), "--heads", str(options.heads)]
+        flags += ["--blocks", str(options.blocks), "--loop", options.loop, *link_flags(options)]
+        self._child = Told([sys.executable, __file__, *flags])
         self.count = count
         self._turn = asyncio.Lock()
 
     async def hello(self) -> dict:
-        return json.loads(await self._read())
+        return json.loads(await asyncio.to_thread(self._child.hear))
 
     async def ask(self, command: str) -> dict | list:
         async with self._turn:
-            self._process.stdin.write(command + "\n")
-            self._process.stdin.flush()
-            return json.loads(await self._read())
+            return json.loads(await asyncio.to_thread(self._child.ask, command))
 
     async def offers(self, link: int, count: int) -> list[kvlink.Offer]:
         return [kvlink.Offer.from_params(params) for params in await self.ask(f"publish {link} {count}")]
 
     def close(self) -> None:
-        self._process.stdin.close()
+        process = self._child.process
+        process.stdin.close()
         try:
-            self._process.wait(20)
+            process.wait(20)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    async def _read(self) -> str:
-        line = await asyncio.to_thread(self._process.stdout.readline)
-        if not line:
-            raise SystemExit("a source process ended; its own words are above")
-        return line
+            process.kill()
+            process.wait()
 
 
 # --- modes -----------------------------------------------------------------------------------------------------------
@@ -189,7 +186,7 @@ async def fetch(link: kvlink.Link, offer: kvlink.Offer, block: int) -> float:
     return seconds
 
 
-async def latency(options, selector, link, sources, hello) -> dict:  # noqa: ANN001
+async def latency(options, wakings, link, sources, hello) -> dict:  # noqa: ANN001
     ping = UcxPing()
     ping.connect(bytes.fromhex(hello["ping"]))
     seen = {cores: Seen() for cores in (("apart", "free") if len(CORES) > 1 else ("free",))}
@@ -199,11 +196,11 @@ async def latency(options, selector, link, sources, hello) -> dict:  # noqa: ANN
         stay_on(min(CORES) if cores == "apart" else None)
         await sources.ask(f"cores {cores}")
         offers = await sources.offers(0, size)
-        marks = [(await sources.ask("usage"), usage(selector))]
+        marks = [(await sources.ask("usage"), usage(wakings))]
         one.seconds += [await fetch(link, offer, 0) for offer in offers]
-        marks.append((usage(selector), await sources.ask("usage"))[::-1])
+        marks.append((usage(wakings), await sources.ask("usage"))[::-1])
         trips = await asyncio.to_thread(ping.round_trips, size)
-        marks.append((await sources.ask("usage"), usage(selector)))
+        marks.append((await sources.ask("usage"), usage(wakings)))
         one.trips += trips
         one.count("woken", marks[0], marks[1], of_commands=2)
         one.count("sleeps", marks[1], marks[2], of_commands=0)
@@ -218,26 +215,33 @@ class Seen:
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self.trips: list[float] = []
-        self._counts = {name: {"source": 0, "target": 0} for name in ("woken", "sleeps")}
+        self._counts: dict[str, dict[str, int]] = {}
 
     def count(self, name: str, before: tuple[dict, dict], after: tuple[dict, dict], *, of_commands: int) -> None:
-        for number, side in enumerate(("source", "target")):
-            self._counts[name][side] += after[number][name] - before[number][name]
-        self._counts[name]["source"] -= of_commands  # on its standard input
+        """Add what a count grew by at either end; a count that a loop does not tell stays unknown."""
+        if None in (before[0][name], before[1][name]):
+            return
+        counts = self._counts.setdefault(name, {"source": 0, "target": 0})
+        for number, side in enumerate(counts):
+            counts[side] += after[number][name] - before[number][name]
+        counts["source"] -= of_commands  # on its standard input
 
     def result(self) -> dict:
-        woken = {side: round(count / len(self.seconds), 2) for side, count in self._counts["woken"].items()}
-        slept = {side: round(count / len(self.trips), 2) for side, count in self._counts["sleeps"].items()}
+        woken = self._each("woken", len(self.seconds))
         return {
             "latency_s": quantiles(self.seconds),
             "ucx_round_trip_s": quantiles(self.trips),
-            "ucx_sleeps_per_round_trip": slept,
+            "ucx_sleeps_per_round_trip": self._each("sleeps", len(self.trips)),
             "p50_in_round_trips": round(statistics.median(self.seconds) / statistics.median(self.trips), 2),
-            "python_wake_ups": woken | {"both": round(sum(woken.values()), 2)},
+            "python_wake_ups": woken and woken | {"both": round(sum(woken.values()), 2)},
         }
 
+    def _each(self, name: str, times: int) -> dict[str, float] | None:
+        counts = self._counts.get(name)
+        return counts and {side: round(count / times, 2) for side, count in counts.items()}
 
-async def steady(options, selector, link, sources, hello) -> dict:  # noqa: ANN001
+
+async def steady(options, wakings, link, sources, hello) -> dict:  # noqa: ANN001
     free = list(range(options.blocks))
     thousands: list[dict[str, float]] = []
     failed = 0
@@ -254,12 +258,12 @@ async def steady(options, selector, link, sources, hello) -> dict:  # noqa: ANN0
     size = min(THOUSAND, options.requests // 2)
     for number in range(options.requests // size + 1):  # the first warms up
         offers = await sources.offers(0, size)
-        before, start = usage(selector), time.monotonic()
+        before, start = usage(wakings), time.monotonic()
         source_before = await sources.ask("usage")
         waiting = iter(offers)
         await asyncio.gather(*(drain(waiting, one) for _ in range(options.in_flight)))
         wall = time.monotonic() - start
-        after, source_after = usage(selector), await sources.ask("usage")
+        after, source_after = usage(wakings), await sources.ask("usage")
         if number:
             thousands.append({
                 "wall_us": wall / size * 1e6,
@@ -309,12 +313,12 @@ async def fair(options, link, groups) -> dict:  # noqa: ANN001
     }  # fmt: skip
 
 
-async def idle(options, selector, link, sources, hello) -> dict:  # noqa: ANN001
+async def idle(options, wakings, link, sources, hello) -> dict:  # noqa: ANN001
     (offer,) = await sources.offers(0, 1)
     await fetch(link, offer, 0)
-    before = {"source": await sources.ask("usage"), "target": usage(selector)}
+    before = {"source": await sources.ask("usage"), "target": usage(wakings)}
     await asyncio.sleep(options.seconds)
-    after = {"target": usage(selector), "source": await sources.ask("usage")}
+    after = {"target": usage(wakings), "source": await sources.ask("usage")}
     shares = {s: (after[s]["cpu_seconds"] - before[s]["cpu_seconds"]) / options.seconds for s in ("source", "target")}
     return {"seconds": options.seconds, "share_of_a_core": {side: round(share, 5) for side, share in shares.items()}}
 
@@ -327,19 +331,17 @@ def quantiles(values: list[float]) -> dict[str, float]:
 # --- the target's process ---------------------------------------------------------------------------------------------
 
 
-async def measure(options: argparse.Namespace, selector: Counting) -> dict:
+async def measure(options: argparse.Namespace, wakings: Wakings) -> dict:
     counts = [1]
     if options.mode == "fair":
         counts = [min(LINKS_A_PROCESS, options.sources - at) for at in range(0, options.sources, LINKS_A_PROCESS)]
     groups = [Sources(options, sum(counts[:index]), count) for index, count in enumerate(counts)]
     try:
         hellos = [await group.hello() for group in groups]
-        config = kvlink.Config(transports=(options.transport,), integrity=options.integrity == "on")
-        async with kvlink.open_link(config, caches("target", options.heads, options.blocks)) as link:
-            link.set_siblings(kvlink.Roster.of([link.card]))
+        async with open_target(options, cache(options).allocate("target")) as link:
             if options.mode == "fair":
                 return await fair(options, link, groups)
-            return await MODES[options.mode](options, selector, link, groups[0], hellos[0])
+            return await MODES[options.mode](options, wakings, link, groups[0], hellos[0])
     finally:
         for group in groups:
             group.close()
@@ -351,33 +353,29 @@ MODES = {"latency": latency, "steady": steady, "fair": fair, "idle": idle}
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("mode", choices=MODES)
-    parser.add_argument("--transport", default="stream")
-    parser.add_argument("--integrity", choices=("on", "off"), default="on")
+    add_link_options(parser)
+    parser.add_argument("--loop", choices=("asyncio", UVLOOP), default="asyncio", help="of both ends (%(default)s)")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--in-flight", type=int, default=256)
     parser.add_argument("--sources", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=5.0, help="of fair and idle")
     parser.add_argument("--heads", type=int, default=1)
     parser.add_argument("--blocks", type=int, default=512, help="of each cache")
-    parser.add_argument("--json", metavar="FILE", help="- is standard output")
+    parser.add_argument("--json", metavar="FILE", default="-", help="- is standard output")
     parser.add_argument("--serve", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.loop == UVLOOP and uvloop is None:
+        parser.error("--loop uvloop: uvloop is not installed in this environment; pip install uvloop")
     if options.serve:
-        run(lambda selector: serve(options, selector))
+        run(options.loop, lambda wakings: serve(options, wakings))
         return 0
-    load = os.getloadavg()[0]
-    result = run(lambda selector: measure(options, selector))
     record = {
         "schema": SCHEMA, "mode": options.mode, "transport": options.transport, "integrity": options.integrity,
-        "bytes_per_request": 2 * LAYERS * options.heads * CHANNELS * TOKENS * 2, "requests": options.requests,
-        "in_flight": options.in_flight if options.mode in {"steady", "fair"} else 1,
-        "cpus": os.cpu_count(), "load_before": round(load, 2), "date": time.strftime("%Y-%m-%d"), "result": result,
+        "loop": options.loop,
+        "bytes_per_request": cache(options).block_bytes, "requests": options.requests,
+        "in_flight": options.in_flight if options.mode in {"steady", "fair"} else 1, **taken_on(),
     }  # fmt: skip
-    text = json.dumps(record, indent=1) + "\n"
-    if options.json in (None, "-"):
-        sys.stdout.write(text)
-    else:
-        Path(options.json).write_text(text)
+    write(record | {"result": run(options.loop, lambda wakings: measure(options, wakings))}, options.json)
     return 0
 
 

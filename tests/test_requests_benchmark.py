@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parent.parent / "benchmarks" / "requests.py"
+PROGRAMS = Path(__file__).parent.parent / "benchmarks"
+
+
+def run_program(program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}  # it imports neighbours
+    return subprocess.run(
+        [sys.executable, str(PROGRAMS / program), *arguments],
+        capture_output=True, text=True, timeout=100, check=False, env=inherited | environment,
+    )  # fmt: skip
+
+
+def recorded(mode: str, *flags: str) -> dict:
+    run = run_program("requests.py", mode, "--json", "-", "--blocks", "64", *flags)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
 
 
 def measured(mode: str, *flags: str) -> dict:
-    run = subprocess.run(
-        [sys.executable, str(PROGRAM), mode, "--json", "-", "--blocks", "64", *flags],
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)["result"]
+    return recorded(mode, *flags)["result"]
 
 
 @pytest.mark.parametrize("transport", ["stream", "ucx"])
@@ -30,6 +40,24 @@ def test_one_block_wakes_python_at_most_twelve_times_on_both_sides_together(tran
         assert 0 < result["latency_s"]["p50"] <= result["latency_s"]["p99"]
         assert result["ucx_round_trip_s"]["p50"] > 0
         assert 1 <= result["python_wake_ups"]["both"] <= 12
+
+
+def test_both_ends_run_on_the_loop_that_is_asked_for_and_the_record_says_which():
+    """uvloop does not tell when it is woken: what is not counted is null, not nothing."""
+    own, other = (recorded("latency", "--requests", "20", "--loop", loop) for loop in ("asyncio", "uvloop"))
+    assert (own["loop"], other["loop"]) == ("asyncio", "uvloop")
+    for cores, seen in own["result"].items():
+        assert seen["python_wake_ups"]["both"] >= 1
+        assert other["result"][cores]["python_wake_ups"] is None
+        assert 0 < other["result"][cores]["latency_s"]["p50"] <= other["result"][cores]["latency_s"]["p99"]
+
+
+def test_a_loop_that_is_not_installed_is_refused_with_the_remedy(tmp_path):
+    (tmp_path / "uvloop.py").write_text("raise ImportError")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    run = run_program("requests.py", "latency", "--loop", "uvloop", PYTHONPATH=path)
+    assert run.returncode == 2
+    assert "uvloop is not installed in this environment; pip install uvloop" in run.stderr
 
 
 def test_thousands_are_compared_and_none_fails():
@@ -51,11 +79,8 @@ def test_an_idle_pair_is_looked_at():
 
 def test_a_computation_beside_a_link_is_held_to_one_beside_movers():
     """`benchmarks/beside.py`: both turns count, and the movers keep to the shares that they were told."""
-    program = PROGRAM.parent / "beside.py"
     flags = ["--seconds", "0.3", "--rounds", "1", "--transport", "shared", "--json", "-"]
-    run = subprocess.run(
-        [sys.executable, str(program), *flags], capture_output=True, text=True, timeout=100, check=False
-    )
+    run = run_program("beside.py", *flags)
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout)["result"]
     assert result["gb_s"] > 0
