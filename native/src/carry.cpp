@@ -5,78 +5,29 @@
 #include <cfenv>
 #include <stdexcept>
 
-#include "hash_kernel.hpp"
 #include "isa.hpp"
+#include "leaves.hpp"
+#include "scout.hpp"
 
 namespace kvlink {
 namespace {
 
-// The walk asks memory for what it will read this much later. Runs at random places cost a wait for memory each unless
-// several are under way, and the hardware's own prefetch stops with each page of 4 KiB.
-constexpr std::int64_t kAheadBytes = 8192;
 // Asking and moving take turns in pieces: more at a time than a core can wait for would stall both (measured).
 constexpr std::int64_t kPieceBytes = 256;
 constexpr std::int64_t kStringPieceBytes = 4096;
 constexpr std::int64_t kDigestedPieceBytes = 512;
-static_assert(kHashBlockBytes % kDigestedPieceBytes == 0 && kHashBlockBytes * kLeafHashBlocks == kLeafBytes);
 // What is converted is packed in between, in steps that stay in a core's cache.
 constexpr std::int64_t kPackedBytes = 2 * kLeafBytes;
-constexpr std::int64_t kLineBytes = 64;
-
-void fetch_lines(const std::byte* data, std::int64_t bytes) {
-  for (std::int64_t at = 0; at < bytes; at += kLineBytes) __builtin_prefetch(data + at);
-}
 
 // --- ahead of the walk ----------------------------------------------------------------------------------------------
 
-// Walks the source kAheadBytes before the walk itself, past its end, too: what follows is carried next.
-class Scout {
- public:
-  Scout(const Plan& plan, const Place<const std::byte>& from, std::int64_t begin)
-      : from_(from),
-        cursor_(plan, std::min(begin + kAheadBytes, plan.total_bytes()), plan.total_bytes(), Walk::source) {}
-  Scout(const Scout&) = delete;
-  Scout& operator=(const Scout&) = delete;
-
-  void fetch(std::int64_t bytes) {
-    while (bytes > 0 && (left_ > 0 || next_row())) {
-      const std::int64_t piece = std::min(bytes, left_);
-      fetch_lines(data_, piece);
-      data_ += piece;
-      left_ -= piece;
-      bytes -= piece;
-    }
-  }
-
- private:
-  bool next_row() {
-    if (++row_ < rows_.count) {
-      data_ = first_ + row_ * rows_.source_stride;
-    } else {
-      if (!cursor_.next_rows(rows_)) return false;
-      first_ = data_ = from_.find(rows_.source_region, rows_.source_offset, 0);
-      row_ = 0;
-    }
-    left_ = rows_.bytes;
-    return true;
-  }
-
-  const Place<const std::byte>& from_;
-  Cursor cursor_;
-  Rows rows_{};
-  std::int64_t row_ = 0;
-  const std::byte* first_ = nullptr;
-  const std::byte* data_ = nullptr;
-  std::int64_t left_ = 0;
-};
-
 class PackedScout {
  public:
-  PackedScout(const Plan&, const Place<const std::byte>& from, std::int64_t begin)
+  PackedScout(const Place<const std::byte>& from, std::int64_t begin)
       : data_(from.packed + (begin - from.begin) + kAheadBytes) {}
 
   void fetch(std::int64_t bytes) {
-    fetch_lines(data_, bytes);
+    fetch_lines(data_, bytes, false);
     data_ += bytes;
   }
 
@@ -93,42 +44,11 @@ struct Nothing {
   void carried(std::int64_t) {}
 };
 
-// Hashes each block as soon as it is full, from a copy in the nearest cache, while memory brings what is read next.
-class Leaves {
- public:
-  Leaves(std::int64_t bytes, std::span<std::uint64_t> leaves) : leaves_(leaves), left_(bytes) { begin(); }
-
-  std::int64_t room() const { return kDigestedPieceBytes - filled_ % kDigestedPieceBytes; }
-  char* kept() { return kept_.data() + filled_; }
-
-  void carried(std::int64_t bytes) {
-    filled_ += bytes;
-    if (leaf_bytes_ == kLeafBytes && filled_ % kHashBlockBytes == 0) {
-      leaves_[leaf_] = hash_.leaf_block(state_.data(), static_cast<int>(filled_ / kHashBlockBytes) - 1,
-                                        kept_.data() + filled_ - kHashBlockBytes);
-    } else if (filled_ == leaf_bytes_) {
-      leaves_[leaf_] = hash_.xxh3_64(kept_.data(), static_cast<std::size_t>(leaf_bytes_));
-    }
-    if (filled_ < leaf_bytes_) return;
-    ++leaf_;
-    left_ -= leaf_bytes_;
-    begin();
-  }
-
- private:
-  void begin() {
-    filled_ = 0;
-    leaf_bytes_ = std::min(kLeafBytes, left_);
-  }
-
-  const HashVariant& hash_ = hash_variants().front();
-  const std::span<std::uint64_t> leaves_;
-  std::size_t leaf_ = 0;
-  std::int64_t left_;
-  std::int64_t leaf_bytes_ = 0;
-  std::int64_t filled_ = 0;
-  alignas(64) std::array<std::uint64_t, 8> state_;
-  alignas(64) std::array<char, kLeafBytes> kept_;
+struct Digested {
+  Leaves leaves;
+  std::int64_t room() const { return leaves.room(kDigestedPieceBytes); }
+  char* kept() { return reinterpret_cast<char*>(leaves.kept()); }
+  void carried(std::int64_t bytes) { leaves.carried(bytes); }
 };
 
 // --- the walk -------------------------------------------------------------------------------------------------------
@@ -159,18 +79,19 @@ class Carrier {
   template <typename Each>
   void run(std::int64_t begin, std::int64_t end, Each&& each) const {
     if (from_.packed != nullptr) {
-      walk<PackedScout>(begin, end, each);
+      PackedScout scout(from_, begin);
+      walk(begin, end, scout, each);
     } else {
-      walk<Scout>(begin, end, each);
+      Scout scout(plan_, Side::source, from_.regions, begin, Reads::once);
+      walk(begin, end, scout, each);
     }
     rows_.fence();
   }
 
  private:
   template <typename AnyScout, typename Each>
-  void walk(std::int64_t begin, std::int64_t end, Each& each) const {
+  void walk(std::int64_t begin, std::int64_t end, AnyScout& scout, Each& each) const {
     Cursor cursor(plan_, begin, end, walk_);
-    AnyScout scout(plan_, from_, begin);
     Rows rows;
     for (std::int64_t at = begin; cursor.next_rows(rows); at += rows.count * rows.bytes) {
       const auto* source = reinterpret_cast<const char*>(from_.find(rows.source_region, rows.source_offset, at));
@@ -297,27 +218,13 @@ void carry_and_digest(const Plan& plan, const Place<const std::byte>& from, cons
   if (to.packed != nullptr && options.stores == Stores::strings) {
     return pack_and_digest(plan, from, to, begin, end, leaves, options);
   }
-  Carrier(plan, from, to, options).run(begin, end, Leaves(end - begin, leaves));
+  Carrier(plan, from, to, options).run(begin, end, Digested{Leaves(end - begin, leaves)});
 }
 
 bool has_runs_of(const Plan& plan, Side side, std::int64_t bytes) {
   return std::all_of(plan.parts().begin(), plan.parts().end(), [side, bytes](const Plan::Part& part) {
     return part.nest(walk_of(side)).run_bytes >= bytes;
   });
-}
-
-void digest_range(const Plan& plan, std::span<const std::byte* const> source_regions, std::int64_t begin,
-                  std::int64_t end, std::span<std::uint64_t> leaves) {
-  // Where a leaf is in one piece, it is hashed where it lies.
-  if (has_runs_of(plan, Side::source, kLeafBytes)) {
-    return digest_leaves(plan, Side::source, source_regions, begin / kLeafBytes, leaves);
-  }
-  alignas(64) std::array<std::byte, kLeafBytes> packed;
-  for (std::int64_t at = begin; at < end; at += kLeafBytes) {
-    const std::int64_t stop = std::min(at + kLeafBytes, end);
-    carry_and_digest(plan, {.regions = source_regions}, {.packed = packed.data(), .begin = at}, at, stop,
-                     leaves.subspan(static_cast<std::size_t>((at - begin) / kLeafBytes)));
-  }
 }
 
 }  // namespace kvlink

@@ -66,8 +66,4 @@ void carry_and_digest(const Plan& plan, const Place<const std::byte>& from, cons
 // Whether all runs of a side are of so many bytes.
 bool has_runs_of(const Plan& plan, Side side, std::int64_t bytes);
 
-// Only the digests, of the source's regions.
-void digest_range(const Plan& plan, std::span<const std::byte* const> source_regions, std::int64_t begin,
-                  std::int64_t end, std::span<std::uint64_t> leaves);
-
 }  // namespace kvlink

@@ -1,16 +1,19 @@
 #include "digest.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <cstring>
 #include <stdexcept>
 #include <string>
 
-#include "hash_kernel.hpp"
+#include "carry.hpp"
 #include "isa.hpp"
+#include "leaves.hpp"
+#include "scout.hpp"
 
 namespace kvlink {
+
+// Asking and reading take turns in pieces, as in carry.cpp.
+constexpr std::int64_t kPieceBytes = 512;
 
 static_assert(std::endian::native == std::endian::little, "the root hashes leaf digests as they lie in memory");
 
@@ -44,31 +47,34 @@ void digest_leaves(const Plan& plan, Side side, std::span<const std::byte* const
   if (count == 0) return;
   const std::int64_t begin = first * kLeafBytes;
   const std::int64_t end = std::min(begin + count * kLeafBytes, plan.total_bytes());
+  const bool source = side == Side::source;
   Cursor cursor(plan, begin, end, walk_of(side));
-
-  // Short runs are gathered and hashed whole: faster than XXH3's streaming state, whose own buffer is 256 bytes.
-  alignas(64) std::array<std::byte, kLeafBytes> gathered;
-  std::int64_t filled = 0;
-  std::int64_t left = end - begin;
-  std::size_t leaf = 0;
-  Run run;
-  while (cursor.next(run)) {
-    const bool source = side == Side::source;
-    const std::byte* data = regions[static_cast<std::size_t>(source ? run.source_region : run.target_region)] +
-                            (source ? run.source_offset : run.target_offset);
-    while (run.bytes > 0) {
-      const std::int64_t leaf_bytes = std::min(kLeafBytes, left);
-      const std::int64_t step = std::min(leaf_bytes - filled, run.bytes);
-      const bool whole = step == leaf_bytes;
-      if (!whole) std::memcpy(gathered.data() + filled, data, static_cast<std::size_t>(step));
-      filled += step;
-      if (filled == leaf_bytes) {
-        leaves[leaf++] = variant.xxh3_64(whole ? data : gathered.data(), static_cast<std::size_t>(leaf_bytes));
-        left -= leaf_bytes;
-        filled = 0;
+  Scout scout(plan, side, regions, begin, Reads::again);  // on one host the target does, just behind
+  Leaves digested(end - begin, leaves, variant);
+  const MoveRows keep = move_variants().front().rows->copy[0];
+  Rows rows;
+  while (cursor.next_rows(rows)) {
+    const std::byte* const lies = regions[static_cast<std::size_t>(source ? rows.source_region : rows.target_region)] +
+                                  (source ? rows.source_offset : rows.target_offset);
+    const std::int64_t stride = source ? rows.source_stride : rows.target_stride;
+    std::int64_t inside = 0;  // the row
+    for (std::int64_t row = 0; row < rows.count;) {
+      const std::byte* const data = lies + row * stride + inside;
+      const std::int64_t rest = rows.bytes - inside;
+      const bool in_place = digested.wants_block() && rest >= kHashBlockBytes;
+      const std::int64_t room = digested.room(kPieceBytes);
+      const std::int64_t piece = in_place ? kHashBlockBytes : std::min(rest, room);
+      const std::int64_t count = piece < rows.bytes ? 1 : std::clamp<std::int64_t>(room / piece, 1, rows.count - row);
+      scout.fetch(count * piece);
+      if (in_place) {
+        digested.take_block(data);
+      } else {
+        keep(reinterpret_cast<char*>(digested.kept()), nullptr, reinterpret_cast<const char*>(data), count,
+             {.source = stride, .target = piece}, piece);
+        digested.carried(count * piece);
       }
-      data += step;
-      run.bytes -= step;
+      row += piece == rest ? count : 0;
+      inside = piece == rest ? 0 : inside + piece;
     }
   }
 }

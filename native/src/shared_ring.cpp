@@ -175,7 +175,7 @@ RingStep RingServing::step() {
     }
   } else {
     const ExposureSpec& spec = Exposures::spec_of(*work.exposure);
-    digest_range(*spec.plan, spec.regions, work.begin, work.end, work.leaves());
+    digest_leaves(*spec.plan, Side::source, spec.regions, work.begin / kLeafBytes, work.leaves());
   }
   if (wants(work.want, Want::digests)) {
     exposures_.record(*work.exposure, static_cast<std::size_t>(work.begin / kLeafBytes), work.leaves());

@@ -50,7 +50,7 @@ void packed_and_unpacked_is_moved() {
       finish(*packer.gather({plan, begin, end, theirs}, sources, slot));
       CHECK(std::memcmp(slot, wire.data() + begin, static_cast<std::size_t>(end - begin)) == 0);
       CHECK(std::equal(theirs.begin(), theirs.end(), digests.begin() + begin / kLeafBytes));
-      digest_range(plan, sources, begin, end, ours);
+      digest_leaves(plan, Side::source, sources, begin / kLeafBytes, ours);
       CHECK(std::exchange(ours, std::vector<std::uint64_t>(theirs.size())) == theirs);
       finish(*packer.scatter({plan, begin, end, pick(rng, 0, 1) ? std::span(ours) : std::span<std::uint64_t>()}, slot,
                              targets));
