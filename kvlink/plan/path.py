@@ -204,7 +204,7 @@ def _digest(shape: Shape, speeds: Speeds, setting: Setting) -> float:
 _WORK: Final = {DIRECT: _direct, PACKED: _packed, RING: _ring, MAPPED: _mapped, PULLED: _pulled, STREAM: _stream}
 """Seconds of one core at the source and at the target, by path."""
 
-_HELD_UP: Final = {MAPPED: 1.7, PACKED: 1.7, RING: 1.5}
+_HELD_UP: Final = {MAPPED: 1.4, PACKED: 1.45, RING: 1.5}
 """How much longer copies take in earnest than in the short measurement: two cores at once share one memory, and the
 slots' bytes cross between them. From transfers of 256 MiB and more in runs of 2 KiB to 1 MiB: docs/performance.md."""
 

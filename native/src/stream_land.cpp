@@ -12,7 +12,7 @@ namespace kvlink {
 namespace {
 
 // A sleeping mover is woken for this much of a frame, not for every packet of it.
-constexpr std::size_t kLowWaterBytes = 512 * 1024;
+constexpr std::size_t kLowWaterBytes = 256 * 1024;
 
 // Runs shorter than this are received packed, and digested on the way to where they belong. (One core's seconds a GB at
 // the target, so and received where they belong and digested there: strided runs of 2 KiB 0.13 and 0.16, runs of 16 KiB
