@@ -94,6 +94,8 @@ def test_each_run_of_a_series_is_announced_with_its_point_unless_it_is_to_be_qui
     assert said.err.splitlines() == ["concurrency=1: run 1 of 2", "concurrency=2: run 2 of 2"]
     assert main([*TINY, *sweep]) == 0
     assert not capsys.readouterr().err
+    assert main([*TINY[:-1], "--csv", "-"]) == 0
+    assert not capsys.readouterr().err  # one run needs no number
 
 
 def test_a_point_that_does_not_fit_this_machine_is_named_before_any_is_run(capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 import time
@@ -30,12 +31,12 @@ async def child():
 
 
 @contextlib.asynccontextmanager
-async def lender(secret: bytes | None):
-    """A serving half on a free port."""
-    bound: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(Lender(secret).serve("127.0.0.1", 0, bound.set_result))
+async def lender(secret: bytes | None, told: asyncio.Queue[str] | None = None):
+    """A serving half on a free port; what it tells beyond that goes to ``told``."""
+    told = told or asyncio.Queue()
+    serving = asyncio.create_task(Lender(secret).serve("127.0.0.1", 0, told.put_nowait))
     try:
-        yield int((await bound).split(" port ")[1].split(":")[0]), serving
+        yield int((await told.get()).split(" port ")[1].split(":")[0]), serving
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
@@ -176,6 +177,37 @@ async def test_who_does_not_know_the_secret_gets_no_worker(offered):
         assert b"Done" not in await asyncio.wait_for(reader.read(), 10)
         writer.close()
         assert not serving.done()
+
+
+async def test_whom_a_lender_refuses_it_tells_in_a_line_each_but_a_flood_of_them_only_so_far():
+    told: asyncio.Queue[str] = asyncio.Queue()
+    async with lender(SECRET, told) as (port, _):
+        for offered, why in ((b"another secret of sixteen bytes", "knows the secret"), (None, "the dialer is open")):
+            with pytest.raises(AuthenticationError):
+                await borrow("w", "127.0.0.1", port, offered)
+            said = await asyncio.wait_for(told.get(), 10)
+            assert re.match(r"refused 127\.0\.0\.1 port \d+: ", said)
+            assert why in said
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"\x1b[2J" * 8)
+            assert b"expected" not in await asyncio.wait_for(reader.read(), 10)
+            writer.close()
+        lines = [told.get_nowait() for _ in range(told.qsize())]
+        assert len(lines) == 8
+        assert all(line.isprintable() for line in lines)
+        assert "further refusals are not shown" in lines[-1]
+
+
+async def test_a_lender_that_does_not_stay_refuses_another_bench_by_the_flag_even_while_the_first_still_ends():
+    async with lender(None) as (port, serving):
+        workers = [(await borrow(f"source process {rank}", "127.0.0.1", port, None))[0] for rank in range(2)]
+        await workers[0].aclose()  # the bench has ended; the lender has not, as long as the other is there
+        with pytest.raises(AuthenticationError, match="--stay"):
+            await borrow("source process 0", "127.0.0.1", port, None)
+        assert not serving.done()
+        await workers[1].aclose()
+        await asyncio.wait_for(serving, 20)
 
 
 async def test_nobody_there_is_said_so():

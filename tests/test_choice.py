@@ -135,6 +135,7 @@ def test_a_list_that_was_set_counts_as_it_stands():
     ]
     assert choose(candidates, of_runs(1024), by_cost=False)[0] == "stream"
     assert choose(candidates, of_runs(1024), by_cost=True)[0] == "shared"
+    assert choose(candidates[:1], of_runs(1024), by_cost=False) == ("stream", "only one stated that both have")
 
 
 # --- what is measured -----------------------------------------------------------------------------------------------

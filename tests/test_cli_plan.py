@@ -303,6 +303,8 @@ def measured(*rows, level="stand_in"):
         (measured({**ROW, "compares_to": "b"}), "compares_to 'b'"),
         (measured(ROW, {"configuration": "b", "compares_to": "a"}), "throughput is missing in request 'b'"),
         ({"schema": "kvlink.plan/1"}, "missing required field"),
+        ({"x": 1}, "has no `schema`; known are kvlink.plan/1, kvlink.bench/1"),
+        ({"result": {"x": 1}}, "has no `schema`"),
         ([], "Expected `object`"),
     ],
 )

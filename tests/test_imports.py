@@ -37,6 +37,11 @@ def test_importing_kvlink_loads_nothing_heavy() -> None:
     assert fresh(f"{SPY}import kvlink; print([name for name in {HEAVY} if name in sys.modules])") == "[]"
 
 
+def test_the_package_runs_as_the_command() -> None:
+    ran = subprocess.run([sys.executable, "-m", "kvlink", "--version"], check=True, capture_output=True, text=True)
+    assert ran.stdout.strip() == f"kvlink {kvlink.__version__}"
+
+
 def test_using_every_public_name_asks_for_no_optional_package() -> None:
     assert fresh(SPY + USE_EVERY_NAME) == ""
 

@@ -297,3 +297,18 @@ def test_a_missing_extension_is_reported_with_its_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "kvlink._native._kvlink", None)
     with pytest.raises(UnavailableError, match="scripts/build-native"):
         importlib.import_module("kvlink._native")
+
+
+def test_a_source_tree_without_the_extension_is_said_to_hide_the_installed_package(monkeypatch):
+    class Blind:
+        @staticmethod
+        def find_spec(name, _path=None, _target=None):
+            if name == "kvlink._native._kvlink":
+                raise ModuleNotFoundError(name, name=name)
+
+    for name in ("kvlink._native", "kvlink._native._kvlink"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Blind, *sys.meta_path])
+    with pytest.raises(UnavailableError, match=r"_native has none\).*leave the source tree") as told:
+        importlib.import_module("kvlink._native")
+    assert "circular" not in str(told.value)

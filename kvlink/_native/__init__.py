@@ -15,9 +15,10 @@ from kvlink.errors import LayoutError, UnavailableError
 try:
     from kvlink._native import _kvlink
 except ImportError as error:
+    why = f"{__path__[0]} has none" if error.name == __name__ else str(error)  # not there, or there and broken
     raise UnavailableError(
-        f"the native core of kvlink cannot be loaded ({error}); reinstall with `pip install .`, "
-        "or build it in a source tree with scripts/build-native"
+        f"the native core of kvlink cannot be loaded ({why}); install it with `pip install .` and leave the source "
+        "tree, whose kvlink folder hides the installed one, or build it there with scripts/build-native"
     ) from error
 
 if TYPE_CHECKING:

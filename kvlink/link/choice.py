@@ -72,7 +72,7 @@ def choose(common: Sequence[Candidate], shape: Shape, *, by_cost: bool) -> tuple
         usable.sort(key=lambda one: one.best.seconds if one.best else float("inf"))
     chosen = usable[0]
     if not by_cost:
-        return chosen.name, ("only transport in common" if len(common) == 1 else "first that was set") + refused
+        return chosen.name, ("only one stated that both have" if len(common) == 1 else "first that was set") + refused
     if chosen.best is None or len(usable) == 1:
         return chosen.name, ("only transport in common" if len(common) == 1 else "only one that works") + refused
     what = f"predicted for {bytes_text(shape.total_bytes)} in runs of {bytes_text(shape.run_bytes)}"

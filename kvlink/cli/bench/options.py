@@ -157,7 +157,9 @@ def _add_machines(group: argparse._ArgumentGroup) -> None:
     exclusive = group.add_mutually_exclusive_group()
     exclusive.add_argument("--serve", metavar="HOST:PORT", help="run the source half for one target half, then end")
     exclusive.add_argument("--connect", metavar="HOST:PORT", help="run the target half against a serving source half")
-    group.add_argument("--stay", action="store_true", help="serve one bench after the other, as a sweep needs it")
+    group.add_argument(
+        "--stay", action="store_true", help="serve one bench after the other, as --sweep and --repeat need it"
+    )
     group.add_argument(
         "--open",
         action="store_true",

@@ -64,7 +64,7 @@ def _run_all(series: Series) -> list[Report]:
     total = len(series.points) * series.repeat
     for _ in range(series.repeat):
         for index, options in enumerate(series.points):
-            if not series.quiet:
+            if total > 1 and not series.quiet:
                 sys.stderr.write(f"{_named(series, index)}run {len(reports) + 1} of {total}\n")
             reports.append(command.run_case(options))
     return reports

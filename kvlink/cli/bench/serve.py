@@ -27,10 +27,12 @@ from kvlink.errors import (
     UnavailableError,
 )
 from kvlink.link.handshake import DialerHandshake, ListenerHandshake, rejection
-from kvlink.wire import Address, frame_length, pack_frame
+from kvlink.wire import Address, clip, frame_length, pack_frame
 from kvlink.wire.codec import HEADER
 
 _RELAY_BYTES: Final = 256 * 1024
+_MAX_REFUSALS_TOLD: Final = 10
+"""Between two benches: whoever reaches the port could otherwise fill the screen."""
 
 
 def bench_secret(*, open_mode: bool) -> bytes | None:
@@ -67,7 +69,8 @@ def split_address(text: str) -> tuple[str, int]:
 class Lender:
     """Serves one bench: every authenticated connection gets a worker; ends when the last of them has ended.
 
-    One that is to ``stay`` then serves the next, until it is cancelled.
+    Once the first of them has ended, so has the bench, and who comes now is refused: it must be another one. A lender
+    that is to ``stay`` refuses nobody for that, and serves one bench after the other until it is cancelled.
     """
 
     def __init__(self, secret: bytes | None, *, stay: bool = False) -> None:
@@ -76,13 +79,22 @@ class Lender:
         self._live = 0
         self._statuses: list[int] = []
         self._ended = asyncio.Event()
+        self._spent = False
+        self._refusals = 0
+        self._announce: Callable[[str], None] = lambda _words: None
 
     async def serve(self, host: str, port: int, announce: Callable[[str], None]) -> bool:
         """Listen until one bench has run; whether all its workers ended verified.
 
+        Args:
+            host: the address to listen on.
+            port: likewise; 0 is any that is free.
+            announce: shows a line to the user: where it listens, what has ended, whom it refused and why.
+
         Raises:
             UnavailableError: the address cannot be listened on.
         """
+        self._announce = announce
         try:
             server = await asyncio.start_server(self._lend, host, port, limit=m.MAX_LINE_BYTES)
         except OSError as error:
@@ -96,6 +108,7 @@ class Lender:
                 verdict = "verified" if self._verified() else "NOT verified"
                 announce(f"workers that have ended, {verdict}: {len(self._statuses)}; waiting for a target half")
                 self._statuses.clear()
+                self._refusals = 0
                 self._ended.clear()
                 await self._ended.wait()
         finally:
@@ -108,8 +121,9 @@ class Lender:
     async def _lend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await asyncio.wait_for(self._admit(reader, writer), limits.HANDSHAKE_TIMEOUT_SECONDS)
-        except (KVLinkError, TimeoutError, ConnectionError, asyncio.IncompleteReadError):
+        except (KVLinkError, TimeoutError, ConnectionError, asyncio.IncompleteReadError) as error:
             writer.close()
+            self._tell_refused(writer, error)
             return
         self._live += 1
         try:
@@ -119,6 +133,15 @@ class Lender:
             if not self._live:
                 self._ended.set()
 
+    def _tell_refused(self, writer: asyncio.StreamWriter, error: Exception) -> None:
+        self._refusals += 1
+        if self._refusals > _MAX_REFUSALS_TOLD:
+            return
+        host, port = writer.get_extra_info("peername")[:2]
+        why = clip(str(error)) if isinstance(error, KVLinkError) else "it did not complete the handshake"
+        more = "; further refusals are not shown" if self._refusals == _MAX_REFUSALS_TOLD else ""
+        self._announce(f"refused {host} port {port}: {why}{more}")
+
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         handshake = ListenerHandshake(
             secret=self._secret, nonce=secrets.token_bytes(limits.NONCE_BYTES), take_channel_key=lambda _session: None
@@ -126,6 +149,8 @@ class Lender:
         try:
             writer.write(pack_frame(handshake.challenge(await _frame(reader))))
             proof, _ = handshake.verify(await _frame(reader))
+            if self._spent:
+                raise ConfigError("the serving half has run its one bench: give it --stay for more")
             writer.write(pack_frame(proof))
         except KVLinkError as error:
             writer.write(pack_frame(rejection(error)))
@@ -142,6 +167,7 @@ class Lender:
         try:
             await asyncio.wait((inward, outward), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._spent = not self._stay
             process.stdin.close()
             status = await end_child(process)
             outward.cancel()
@@ -173,7 +199,10 @@ async def borrow(name: str, host: str, port: int, secret: bytes | None) -> tuple
             handshake.confirm(await _frame(reader))
     except (TimeoutError, ConnectionError, asyncio.IncompleteReadError) as error:
         writer.close()
-        msg = f"{host} port {port} did not complete the handshake; is a bench serving there?"
+        msg = (
+            f"{host} port {port} did not complete the handshake: is a bench serving there, with --stay for more than "
+            "one?"
+        )
         raise AuthenticationError(msg, stage="handshake") from error
     except KVLinkError:
         writer.close()

@@ -119,14 +119,11 @@ class _Preflight(msgspec.Struct, frozen=True):
     missing: tuple[str, ...]
 
 
-class _Schema(msgspec.Struct, frozen=True):
-    schema: str
+class _Head(msgspec.Struct, frozen=True):
+    """By what a result is known; a record holds one as ``result``, beside the command that gave it."""
 
-
-class _Wrapped(msgspec.Struct, frozen=True):
-    """A result beside the command that gave it."""
-
-    result: msgspec.Raw
+    schema: str | None = None
+    result: msgspec.Raw = msgspec.Raw()
 
 
 def read_experiments(path: Path) -> tuple[Experiment, ...]:
@@ -148,6 +145,8 @@ def read_experiments(path: Path) -> tuple[Experiment, ...]:
         raise ConfigError(f"{path} has more than {limits.MAX_PLAN_FILE_BYTES} bytes")
     try:
         schema, raw = _schema_of(data)
+        if schema is None:
+            raise ConfigError(f"{path} has no `schema`; known are {', '.join(_READERS)}")
         read = _READERS.get(schema)
         if read is None:
             raise ConfigError(f"{path} has schema {schema[:100]!r}; known are {', '.join(_READERS)}")
@@ -156,13 +155,13 @@ def read_experiments(path: Path) -> tuple[Experiment, ...]:
         raise ConfigError(f"{path} is no result that can be shown: {error}") from error
 
 
-def _schema_of(data: bytes) -> tuple[str, bytes]:
-    """The schema of a result, and the result itself, taken out of its record."""
-    try:
-        return msgspec.json.decode(data, type=_Schema).schema, data
-    except msgspec.ValidationError:
-        inner = bytes(msgspec.json.decode(data, type=_Wrapped).result)
-        return msgspec.json.decode(inner, type=_Schema).schema, inner
+def _schema_of(data: bytes) -> tuple[str | None, bytes]:
+    """The schema of a result, if it names one, and the result itself, taken out of its record."""
+    head = msgspec.json.decode(data, type=_Head)
+    inner = bytes(head.result)
+    if head.schema is not None or not inner:
+        return head.schema, data
+    return msgspec.json.decode(inner, type=_Head).schema, inner
 
 
 def _of_experiment(data: bytes, file: str) -> tuple[Experiment, ...]:
