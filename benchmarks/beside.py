@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ends import Cache, Source, Told, add_link_options, config, link_flags, open_target
-from record import taken_on, write
+from ends import Cache, Source, Told, add_link_options, config, count, duration, link_flags, open_target
+from record import destination, taken_on, write
 
 import kvlink
 
@@ -245,9 +245,9 @@ def main() -> int:
         "--memory", choices=("engine", "kvlink"), default="engine",
         help="whose the caches are: over shared, an engine's go through a ring and KVLink's are mapped (%(default)s)",
     )  # fmt: skip
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each turn (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", metavar="FILE", default="-", help="- is standard output")
+    parser.add_argument("--seconds", type=duration, default=1.0, help="of each turn (%(default)s)")
+    parser.add_argument("--rounds", type=count, default=9)
+    parser.add_argument("--json", type=destination, metavar="FILE", default="-", help="- is standard output")
     parser.add_argument("--role", help=argparse.SUPPRESS)
     parser.add_argument("--shared", help=argparse.SUPPRESS)
     options = parser.parse_args()

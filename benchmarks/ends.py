@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import kvlink
 from kvlink.layout import standard_spec
 
+TRANSPORTS = ("stream", "shared", "ucx", "auto")
 HEAD_CHANNELS = 128
 TOKEN_BYTES_OF_HEAD = 2 * HEAD_CHANNELS * 2
 """K and V of one token, layer and KV head in float16."""
@@ -44,8 +46,26 @@ class Cache:
         return kvlink.Caches.standard(spec, shareable=shareable)
 
 
+def count(text: str) -> int:
+    """An argument of 1 or more."""
+    if not text.isdecimal() or (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+    return number
+
+
+def duration(text: str) -> float:
+    """An argument in seconds, more than none."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return seconds
+
+
 def add_link_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--transport", default="stream")
+    parser.add_argument("--transport", choices=TRANSPORTS, default="stream")
     parser.add_argument("--integrity", choices=("on", "off"), default="on")
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
 import time
 from pathlib import Path
+
+from kvlink.cli.output import check_writable
+from kvlink.errors import ConfigError
 
 
 def taken_on() -> dict[str, object]:
@@ -16,6 +20,16 @@ def taken_on() -> dict[str, object]:
         "load_before": round(os.getloadavg()[0], 2),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def destination(text: str) -> str:
+    """An argument that names where a record goes, refused before anything is measured if it cannot be written."""
+    if text != "-":
+        try:
+            check_writable("the file", Path(text))
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def write(record: dict[str, object], file: str) -> None:

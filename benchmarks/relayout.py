@@ -44,7 +44,7 @@ except ImportError:
     print("benchmarks/relayout.py compares with torch, which is not installed: pip install torch", file=sys.stderr)
     sys.exit(3)
 
-from record import write
+from record import destination, write
 
 HEADS, CHANNELS, SLOTS = 8, 128, 16
 Scales = tuple[tuple[float, ...], ...]
@@ -287,7 +287,7 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", metavar="FILE", help="write the result there; - is standard output")
+    parser.add_argument("--json", type=destination, metavar="FILE", help="write the result there; - is standard output")
     parser.add_argument("--mib", type=int, default=256, help="payload of a case (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=9, help="turns (default: %(default)s)")
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, min(2, os.cpu_count() or 1)}))

@@ -34,8 +34,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ends import Cache, Source, Told, add_link_options, config, link_flags, open_target
-from record import taken_on, write
+from ends import Cache, Source, Told, add_link_options, config, count, duration, link_flags, open_target
+from record import destination, taken_on, write
 
 import kvlink
 from kvlink.transports.ucx_ping import UcxPing
@@ -363,19 +363,30 @@ async def measure(options: argparse.Namespace, wakings: Wakings) -> dict:
 MODES = {"latency": latency, "steady": steady, "fair": fair, "idle": idle}
 
 
+def at_odds(options: argparse.Namespace) -> str | None:
+    """What of the arguments, each fine by itself, a mode cannot do; ``None``: nothing."""
+    least = {"steady": 2, "fair": options.sources}.get(options.mode, 1)
+    if options.requests < least:
+        return f"--requests {options.requests}: {options.mode} takes {least} or more here"
+    at_once = {"steady": options.in_flight, "fair": max(options.in_flight, options.sources)}.get(options.mode, 1)
+    if at_once > options.blocks:
+        return f"--blocks {options.blocks}: each request in flight has a block of its own, so give {at_once} or more"
+    return None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("mode", choices=MODES)
     add_link_options(parser)
     parser.add_argument("--loop", choices=("asyncio", UVLOOP), default="asyncio", help="of both ends (%(default)s)")
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--in-flight", type=int, default=256)
-    parser.add_argument("--sources", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=9, help="of steady, of which the medians count (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of fair and idle")
-    parser.add_argument("--heads", type=int, default=1)
-    parser.add_argument("--blocks", type=int, default=512, help="of each cache")
-    parser.add_argument("--json", metavar="FILE", default="-", help="- is standard output")
+    parser.add_argument("--requests", type=count, default=10_000)
+    parser.add_argument("--in-flight", type=count, default=256)
+    parser.add_argument("--sources", type=count, default=64)
+    parser.add_argument("--rounds", type=count, default=9, help="of steady, of which the medians count (%(default)s)")
+    parser.add_argument("--seconds", type=duration, default=5.0, help="of fair and idle")
+    parser.add_argument("--heads", type=count, default=1)
+    parser.add_argument("--blocks", type=count, default=512, help="of each cache")
+    parser.add_argument("--json", type=destination, metavar="FILE", default="-", help="- is standard output")
     parser.add_argument("--serve", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.loop == UVLOOP and uvloop is None:
@@ -383,6 +394,8 @@ def main() -> int:
     if options.serve:
         run(options.loop, lambda wakings: serve(options, wakings))
         return 0
+    if trouble := at_odds(options):
+        parser.error(trouble)
     record = {
         "schema": SCHEMA, "mode": options.mode, "transport": options.transport, "integrity": options.integrity,
         "loop": options.loop,

@@ -122,7 +122,6 @@ def test_two_servers_that_were_measured_stand_beside_a_simulation_of_the_same_tr
             loads,
             loads > 0,
         )  # split is split, and the other is not
-    Path("plots").mkdir()
     assert run("workload", "--quiet") == 0
     assert run("beside") == 0
     levels = json.loads(Path("beside.json").read_text())["levels"]
@@ -242,7 +241,8 @@ def test_public_tables_are_read(place, table):
         (["advise", *QUICK, "--devices", "1"], "do not fit into 1 x h100-sxm"),
         (["advise", *QUICK, "--ttft-slo", "nan"], "--ttft-slo is nan"),
         (["advise", *QUICK, "--attainment", "95"], "--attainment is 95"),
-        (["advise", *QUICK, "--png", "nowhere"], "--png nowhere is no folder"),
+        (["advise", *QUICK, "--png", "a-file"], "--png a-file cannot be a folder"),
+        (["advise", *QUICK, "--png", "a-file/plots"], "--png a-file/plots cannot be a folder: "),
         (["advise", *QUICK, "--html", "nowhere/a.html"], "--html nowhere/a.html cannot be written"),
         (["simulate", *QUICK, "--prefill-workers", "2"], "--prefill-workers 2"),
         (["advise", *QUICK, "--long-prompt", "-1"], "long_prompt_threshold is -1"),
@@ -257,8 +257,24 @@ def test_public_tables_are_read(place, table):
     ],
 )
 def test_a_bad_argument_ends_with_2_and_its_name(place, capsys, arguments, message):
+    Path("a-file").touch()
     assert cli.main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_is_refused_leaves_no_files_and_no_folder_and_nothing_less(place, capsys):
+    """Where the results were to go looks as it did, with a link to a file to come and a file that was there."""
+    Path("kept.json").write_text("{}")
+    Path("later.html").symlink_to("not-yet.html")
+    before = {path.name for path in place.iterdir()}
+    for outputs in (
+        ["--json", "new.json", "--html", "new.html", "--png", "plots/deep"],
+        ["--json", "kept.json", "--html", "later.html"],
+    ):
+        assert cli.main(["report", "nowhere.json", *outputs]) == 2
+        assert "nowhere.json cannot be read" in capsys.readouterr().err
+    assert {path.name for path in place.iterdir()} == before
+    assert Path("kept.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from kvlink import cli
 from kvlink.cli.bench import peers
@@ -31,6 +34,30 @@ def test_kvlink_takes_part_and_absent_peers_are_named():
         assert "ModuleNotFoundError" in size["absent"]["mooncake"]
         assert "ModuleNotFoundError" in size["absent"]["nixl"]
     assert "not measured" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--fragments", "65536"], "argument --fragments: '65536' is no multiple of 2K; give sizes as 64K,1M"),
+        (["--fragments", "3K"], "'3K' is no multiple"),
+        (["--scenes", "bogus"], "argument --scenes: 'bogus' is no scene; known are tcp, host"),
+        (["--rounds", "0"], "argument --rounds: '0' is no whole number"),
+        (["--pool-mib", "1", "--move-mib", "64"], "--move-mib 64 of --pool-mib 1"),
+        (["--fragments", "4K,1M", "--move-mib", "8"], "--move-mib 8 of --pool-mib 512"),
+        (["--contenders", "kvlink,bogus"], "--contenders: 'bogus' begins no contender's name"),
+        (["--peers-python", "/nonexistent/python"], "--peers-python /nonexistent/python cannot be run"),
+        (["--json", "/nonexistent/x"], "--json /nonexistent/x cannot be written"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_by_its_flag(capsys, monkeypatch, flags, words):
+    """In this process: nothing may be started before."""
+    monkeypatch.setattr(sys, "argv", ["compare.py", *flags])
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(COMPARE), run_name="__main__")
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
 
 
 def test_a_bench_is_shown_beside_the_peers_that_were_asked_for(capsys, monkeypatch, tmp_path):

@@ -18,6 +18,16 @@ def test_an_example_runs_and_says_nothing_on_standard_error(example: Path) -> No
     assert run.stdout
 
 
+@pytest.mark.parametrize("script", ["doc-examples", "doc-figures", "field-cases", "protocol-diagrams"])
+def test_a_script_that_writes_pages_refuses_what_it_does_not_know(script: str) -> None:
+    """A mistyped ``--check`` must not write."""
+    run = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / script), "--chekc"], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 2
+    assert "usage: " in run.stderr
+
+
 def test_pages_show_the_example_files_as_they_are() -> None:
     run = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "doc-examples"), "--check"], capture_output=True, text=True, check=False

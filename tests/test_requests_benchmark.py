@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,29 @@ def test_a_loop_that_is_not_installed_is_refused_with_the_remedy(tmp_path):
     run = run_program("requests.py", "latency", "--loop", "uvloop", PYTHONPATH=path)
     assert run.returncode == 2
     assert "uvloop is not installed in this environment; pip install uvloop" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["latency", "--requests", "0"], "argument --requests: '0' is no whole number from 1 on"),
+        (["steady", "--requests", "1"], "--requests 1: steady takes 2 or more"),
+        (["fair", "--requests", "9", "--sources", "10"], "--requests 9: fair takes 10 or more"),
+        (["steady", "--blocks", "8"], "--blocks 8: each request in flight has a block of its own"),
+        (["idle", "--seconds", "nan"], "argument --seconds: 'nan' is no number of seconds above 0"),
+        (["latency", "--json", "/nonexistent/x"], "argument --json: the file /nonexistent/x cannot be written"),
+        (["latency", "--transport", "bogus"], "argument --transport: invalid choice: 'bogus'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_by_its_flag(capsys, monkeypatch, flags, words):
+    """In this process: nothing may be started before."""
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+    monkeypatch.setattr(sys, "argv", ["requests.py", *flags])
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(PROGRAMS / "requests.py"), run_name="__main__")
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
 
 
 def test_thousands_are_compared_and_none_fails():

@@ -20,6 +20,7 @@ import json
 import os
 import platform
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -30,9 +31,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvlink.cli.output import check_writable
+from kvlink.errors import ConfigError
+
 HERE = Path(__file__).resolve().parent
 SCHEMA = "kvlink.peers/1"
 PLANES = 16
+SLOT_BYTES = 2048
+"""Of one token in one plane of KVLink's cache."""
 SCENES = {"tcp": "TCP over loopback", "host": "two processes of one host, whatever is fastest"}
 START_SECONDS = 120.0
 
@@ -368,15 +374,57 @@ def environment(options: argparse.Namespace) -> dict[str, object]:
 
 
 def sizes(text: str) -> list[int]:
+    """Fragments, by commas; each whole slots of KVLink's cache."""
     units = {"K": 1 << 10, "M": 1 << 20}
-    return [int(part[:-1]) * units[part[-1].upper()] for part in text.split(",")]
+    found = []
+    for part in text.split(","):
+        number, unit = part[:-1], units.get(part[-1:].upper(), 0)
+        if not number.isdecimal() or (size := int(number) * unit) < SLOT_BYTES or size % SLOT_BYTES:
+            raise argparse.ArgumentTypeError(f"{part!r} is no multiple of {SLOT_BYTES >> 10}K; give sizes as 64K,1M")
+        found.append(size)
+    return found
+
+
+def scenes(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in SCENES:
+            raise argparse.ArgumentTypeError(f"{name!r} is no scene; known are {', '.join(SCENES)}")
+    return names
+
+
+def count(text: str) -> int:
+    if not text.isdecimal() or (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+    return number
+
+
+def at_odds(options: argparse.Namespace) -> str | None:
+    """What of the arguments, each fine by itself, cannot be done; ``None``: nothing."""
+    largest = max(options.fragments)
+    if not PLANES * largest <= options.move_mib << 20 <= options.pool_mib << 20:
+        return (
+            f"--move-mib {options.move_mib} of --pool-mib {options.pool_mib}: a turn moves {PLANES} fragments of "
+            f"{largest >> 10} KiB or more, and no more than the pool has"
+        )
+    for name in options.contenders:
+        if not name or not any(teams(scene, options.transports, [name]) for scene in options.scenes):
+            return f"--contenders: {name!r} begins no contender's name; give kvlink, nixl, mooncake or limit"
+    if shutil.which(options.peers_python) is None:
+        return f"--peers-python {options.peers_python} cannot be run; give a Python"
+    if options.json not in {None, "-"}:
+        try:
+            check_writable("--json", Path(options.json))
+        except ConfigError as error:
+            return str(error)
+    return None
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--json", metavar="FILE", help="write all figures as JSON; - is standard output")
     parser.add_argument("--peers-python", default=sys.executable, metavar="FILE", help="of the peers' environment")
-    parser.add_argument("--scenes", default=",".join(SCENES), help="of tcp and host (%(default)s)")
+    parser.add_argument("--scenes", type=scenes, default=",".join(SCENES), help="of tcp and host (%(default)s)")
     parser.add_argument(
         "--fragments", type=sizes, default=sizes("4K,16K,64K,256K,1M"), help="sizes (4K,16K,64K,256K,1M)"
     )
@@ -391,15 +439,17 @@ def main() -> int:
     parser.add_argument(
         "--check", action="store_true", help="hold the ratios against the aims; exit 1 if one is missed"
     )
-    parser.add_argument("--rounds", type=int, default=9, help="measured turns of each mode (%(default)s)")
-    parser.add_argument("--pool-mib", type=int, default=512, help="of each process (%(default)s)")
-    parser.add_argument("--move-mib", type=int, default=128, help="in each turn (%(default)s)")
+    parser.add_argument("--rounds", type=count, default=9, help="measured turns of each mode (%(default)s)")
+    parser.add_argument("--pool-mib", type=count, default=512, help="of each process (%(default)s)")
+    parser.add_argument("--move-mib", type=count, default=128, help="in each turn (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if trouble := at_odds(options):
+        parser.error(trouble)
     record = {"schema": SCHEMA, "environment": environment(options), "rounds": options.rounds}
     record |= {"pool_mib": options.pool_mib, "move_mib": options.move_mib, "sizes": []}
     out = sys.stderr if options.json == "-" else sys.stdout
-    for scene in options.scenes.split(","):
+    for scene in options.scenes:
         for fragment_bytes in options.fragments:
             size = run_size(options, scene, fragment_bytes)
             record["sizes"].append(size)

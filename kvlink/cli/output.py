@@ -7,7 +7,7 @@ import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -28,13 +28,16 @@ def check_writable(flag: str, path: Path) -> None:
 
     Args:
         flag: that named it.
-        path: the file; it is made, empty, where there is none.
+        path: the file; where there is none, none is left either.
 
     Raises:
         ConfigError: it cannot be opened for writing.
     """
     try:
+        new = not path.exists()
         path.open("ab").close()
+        if new:
+            path.resolve().unlink()  # a run that is refused later leaves nothing; a link to a file to come stays
     except OSError as error:
         raise ConfigError(f"{flag} {path} cannot be written: {error.strerror}") from error
 
@@ -50,8 +53,17 @@ def check_outputs(arguments: argparse.Namespace) -> None:
         if file is not None and str(file) != "-":
             check_writable(f"--{name}", Path(file))
     folder = getattr(arguments, "png", None)
-    if folder is not None and not folder.is_dir():
-        raise ConfigError(f"--png {folder} is no folder; make it first")
+    if folder is not None:
+        _check_folder("--png", folder)
+
+
+def _check_folder(flag: str, folder: Path) -> None:
+    """Refuse a folder that is none, or that cannot be made or written into; none is made yet."""
+    there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    if not there.is_dir():
+        raise ConfigError(f"{flag} {folder} cannot be a folder: {there} is something else; name another")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{flag} {folder} cannot be written: {there} is not writable for this user")
 
 
 def write_file(flag: str, path: Path, data: bytes) -> None:
@@ -64,6 +76,20 @@ def write_file(flag: str, path: Path, data: bytes) -> None:
         path.write_bytes(data)
     except OSError as error:
         raise KVLinkError(f"the result could not be written to {flag} {path}: {error.strerror}") from error
+
+
+def write_pictures(folder: Path, pictures: Mapping[str, bytes]) -> None:
+    """Write pictures into the folder that ``--png`` names, by their names; the folder is made where there is none.
+
+    Raises:
+        KVLinkError: the work is done, and its result could not be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise KVLinkError(f"the folder --png {folder} could not be made: {error.strerror}") from error
+    for name, png in pictures.items():
+        write_file("--png", folder / f"{name}.png", png)
 
 
 def write_result(result: msgspec.Struct, destination: str | None, show: Callable[[Console], None]) -> None:

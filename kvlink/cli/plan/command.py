@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from kvlink import limits
-from kvlink.cli.output import check_outputs, write_file, write_result
+from kvlink.cli.output import check_outputs, write_file, write_pictures, write_result
 from kvlink.cli.plan.progress import Progress
 from kvlink.cli.plan.show import show
 from kvlink.errors import ConfigError
@@ -58,8 +58,7 @@ def run(arguments: argparse.Namespace) -> bool:
 
 def _write_plots(plan: Plan, arguments: argparse.Namespace) -> None:
     if arguments.png is not None:
-        for name, png in plots_of(plan).items():
-            write_file("--png", arguments.png / f"{name}.png", png)
+        write_pictures(arguments.png, plots_of(plan))
     if arguments.html is not None:
         write_file("--html", arguments.html, page_of(plan))
 

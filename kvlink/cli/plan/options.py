@@ -78,7 +78,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     out = parser.add_argument_group("what comes out")
     out.add_argument("--json", metavar="FILE", help="the plan as JSON; - is standard output")
     out.add_argument("--html", type=Path, metavar="FILE", help="one self-contained page")
-    out.add_argument("--png", type=Path, metavar="FOLDER", help="the plots, into a folder that is there")
+    out.add_argument(
+        "--png", type=Path, metavar="FOLDER", help="the plots, into a folder, which is made where there is none"
+    )
     out.add_argument("--quiet", action="store_true", help="no progress on standard error")
 
 

@@ -18,7 +18,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="JSON files")
     parser.add_argument("--json", metavar="FILE", help="the table as JSON; - is standard output")
     parser.add_argument("--html", type=Path, metavar="FILE", help="one self-contained page")
-    parser.add_argument("--png", type=Path, metavar="FOLDER", help="the plots, into a folder that is there")
+    parser.add_argument(
+        "--png", type=Path, metavar="FOLDER", help="the plots, into a folder, which is made where there is none"
+    )
 
 
 def run(arguments: argparse.Namespace) -> bool:

@@ -6,7 +6,7 @@ import argparse
 
 from rich.console import Console
 
-from kvlink.cli.output import check_outputs, print_table, write_file, write_result
+from kvlink.cli.output import check_outputs, print_table, write_file, write_pictures, write_result
 from kvlink.planning.report.experiments import (
     COLUMNS,
     Report,
@@ -28,8 +28,7 @@ def run(arguments: argparse.Namespace) -> bool:
     check_outputs(arguments)
     report = make_report([one for path in arguments.results for one in read_experiments(path)])
     if arguments.png is not None:
-        for name, png in experiment_plots(report).items():
-            write_file("--png", arguments.png / f"{name}.png", png)
+        write_pictures(arguments.png, experiment_plots(report))
     if arguments.html is not None:
         write_file("--html", arguments.html, _page(report))
     write_result(report, arguments.json, lambda console: _show(report, console))
