@@ -52,11 +52,13 @@ def _choice(transports: list[Transport], config: Config, run_bytes: int, *, meas
     cards = [_card(transport) for transport in transports]
     common = candidates(transports, cards, shape, integrity=config.integrity)
     name, reason = choose(common, shape, by_cost=config.transports == (AUTO,))
-    facts: dict[str, Fact] = {"run_bytes": run_bytes, "transport": name, "measured": measured and config.calibrate}
+    measured = measured and config.calibrate
+    facts: dict[str, Fact] = {"run_bytes": run_bytes, "transport": name, "measured": measured}
     for one in common:
         for way in one.ways:
             facts[f"{one.name}.{way.path}_seconds"] = way.seconds
-    text = f"two ranks of this host, runs of {bytes_text(run_bytes)}: {name} ({reason})"
+    told = reason if measured else f"{reason}; by typical speeds, none were measured"
+    text = f"two ranks of this host, runs of {bytes_text(run_bytes)}: {name} ({told})"
     return Finding(check="link.transport", severity="ok" if name else "fatal", text=text, facts=facts, remedy=None)
 
 

@@ -43,7 +43,7 @@ def _processors(root: Path) -> Finding:
         text += f", a cgroup quota of {quota:g}"
     if usable >= _FEW_CORES:
         return Finding(check="cpu.cores", severity="ok", text=text, facts=facts)
-    remedy = "each moving lane takes a core while it moves: give the worker more, or keep stream_lanes at 1"
+    remedy = "each moving lane takes a core while it moves: give the worker more, or set stream_lanes to 1"
     return Finding(check="cpu.cores", severity="note", text=text, remedy=remedy, facts=facts)
 
 
