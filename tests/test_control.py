@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import stat
+import weakref
 
 import msgspec
 import pytest
@@ -425,6 +426,16 @@ async def test_sockets_within_a_host_are_not_paced(address):
         with near, far:
             for sock in (near, far):
                 assert not sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr")
+
+
+async def test_a_connection_that_ended_is_not_kept_for_the_channels_that_never_came():
+    async with serving() as served:
+        _, accepted = await served.pair()
+        held = weakref.ref(accepted)
+        await served.close_all()
+        del accepted
+        gc.collect()
+        assert held() is None
 
 
 async def test_a_channel_key_grows_old(monkeypatch):

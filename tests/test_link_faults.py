@@ -126,6 +126,53 @@ async def test_b1_a_source_that_dies_in_mid_transfer_is_lost_and_a_new_one_is_se
             target.assert_holds(PROMPT, INTO)
 
 
+async def test_a_session_that_ends_before_the_first_ask_is_redialled_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fabric = LoopbackFabric(seed=4)
+    async with source_engine(fabric) as source, target_engine(fabric) as target:
+        half = target.links[0]._driver.target
+        connect, ended = half._calls.connect, []
+
+        async def connect_and_lose(*args: object) -> object:
+            sessions = await connect(*args)
+            if not ended:
+                ended.extend(sessions)
+                half.sessions._down(sessions[0], PeerLostError("lost as soon as it was up"))
+            return sessions
+
+        monkeypatch.setattr(half._calls, "connect", connect_and_lose)
+        source.fill(PROMPT, BLOCKS)
+        offer = source.offer("i:early", BLOCKS, PROMPT.tokens)
+        source.links[0].publish(offer)
+        await target.links[0].fetch(offer, (INTO,), deadline_seconds=10)
+        assert ended
+        target.assert_holds(PROMPT, INTO)
+
+
+async def test_a_source_that_is_gone_before_the_first_ask_ends_a_request_long_before_its_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "REDIAL_SECONDS", 0.2)
+    fabric = LoopbackFabric(seed=5)
+    async with source_engine(fabric) as source, target_engine(fabric) as target:
+        half = target.links[0]._driver.target
+        connect = half._calls.connect
+
+        async def connect_to_one_that_closes(*args: object) -> object:
+            sessions = await connect(*args)
+            await source.links[0].close(0)
+            await until(lambda: all(session.ended for session in sessions))
+            return sessions
+
+        monkeypatch.setattr(half._calls, "connect", connect_to_one_that_closes)
+        offer = source.offer("i:gone", BLOCKS, PROMPT.tokens)
+        part = target.links[0].start_fetch(offer, (INTO,), deadline_seconds=60)
+        with pytest.raises(PeerLostError):
+            await asyncio.wait_for(part.wait(), 20)
+        assert part.state is State.FAILED
+
+
 async def test_closing_a_target_in_mid_transfer_reports_what_it_cut(caplog: pytest.LogCaptureFixture) -> None:
     fabric = LoopbackFabric(seed=6, faults=[DelayChunk(steps=2_000_000)])
     async with source_engine(fabric) as source, target_engine(fabric) as target:

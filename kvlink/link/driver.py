@@ -356,9 +356,11 @@ class Driver:
         cut = await self._drain(bound)
         if self._live_parts:
             _log.warning("some cut-offs did not complete before the transports were closed")
-        self._room.close("the link is closing")
-        await self.target.sessions.close("the link is closing")
-        await self.source.sessions.close("the link is closing")
+        why = "the link is closing"
+        self._room.close(why)
+        for sessions in (self.target.sessions, self.source.sessions):
+            sessions.shut = why
+            await sessions.close(why)
         await self._tasks.close()
         self.source.stop()
         self.target.stop()

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import socket
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -52,7 +53,8 @@ class Listener:
         self._introduce = introduce
         self._handshake_seconds = handshake_seconds
         self._unproven: dict[asyncio.Task[bool], None] = {}
-        self._sockets: dict[bytes, tuple[float, ControlConnection, int]] = {}  # by session id: not yet come
+        # By session id: not yet come. Connections belong to whoever brings them up; those that ended are not kept.
+        self._sockets: dict[bytes, tuple[float, weakref.ref[ControlConnection], int]] = {}
         self._resumes: dict[socket.socket, asyncio.TimerHandle] = {}
 
     @classmethod
@@ -242,7 +244,7 @@ class Listener:
             del self._sockets[session_id]
         for index in range(1 + limits.MAX_LANES):
             session_id, _ = connection.session.socket(index)
-            self._sockets[session_id] = (now + limits.CHANNEL_KEY_SECONDS, connection, index)
+            self._sockets[session_id] = (now + limits.CHANNEL_KEY_SECONDS, weakref.ref(connection), index)
 
     def _forget(self, session: Session) -> None:
         for index in range(1 + limits.MAX_LANES):
@@ -250,7 +252,8 @@ class Listener:
 
     def _take_socket(self, session_id: bytes) -> tuple[ControlConnection, int] | None:
         """The live control connection that awaits a socket by this name, and which: once, and not too late."""
-        deadline, connection, index = self._sockets.pop(session_id, (0.0, None, 0))
+        deadline, held, index = self._sockets.pop(session_id, (0.0, None, 0))
+        connection = held() if held is not None else None
         if connection is None or connection.error is not None or deadline < asyncio.get_running_loop().time():
             return None
         return connection, index

@@ -315,9 +315,9 @@ class TargetHalf:
         )
         if not known or work.uncovered == "zero":
             self._plan(work, legs, sessions, descriptor)
-            self._begin(work, legs)
+            self._begin(work, legs, sessions)
             return
-        self._begin(work, legs)
+        self._begin(work, legs, sessions)
         try:
             self._plan(work, legs, sessions, descriptor)
         except KVLinkError as error:
@@ -344,7 +344,7 @@ class TargetHalf:
             zero_uncovered(self._rank.caches, self._rank.gpu, work.into, descriptor.tokens)
         work.phases["plan"] = self._loop.time() - began
 
-    def _begin(self, work: TargetWork, legs: Sequence[LegWork]) -> None:
+    def _begin(self, work: TargetWork, legs: Sequence[LegWork], sessions: Sequence[Session]) -> None:
         now = self._loop.time()
         for leg in legs:
             self._last_attempt += 1
@@ -366,6 +366,9 @@ class TargetHalf:
         act, settle = partial(self._act, work), partial(self._settle, work)
         work.machine = Machine(state, protocol.target.step, protocol.target.next_timer, act, settle)
         work.machine.start(actions)
+        for session in sessions:
+            if session.ended:  # before there was a request that it concerned
+                self._tasks.start(self._redial(session.peer), f"redial {session.peer}")
 
     def _end_early(self, work: TargetWork, failure: Failure) -> None:
         """End a request that never asked: nothing has moved, so there is nothing to cut off."""
