@@ -15,7 +15,6 @@ namespace {
 // Asking and moving take turns in pieces: more at a time than a core can wait for would stall both (measured).
 constexpr std::int64_t kPieceBytes = 256;
 constexpr std::int64_t kStringPieceBytes = 4096;
-constexpr std::int64_t kDigestedPieceBytes = 512;
 // What is converted is packed in between, in steps that stay in a core's cache.
 constexpr std::int64_t kPackedBytes = 2 * kLeafBytes;
 
@@ -46,7 +45,7 @@ struct Nothing {
 
 struct Digested {
   Leaves leaves;
-  std::int64_t room() const { return leaves.room(kDigestedPieceBytes); }
+  std::int64_t room() const { return leaves.room(); }
   char* kept() { return reinterpret_cast<char*>(leaves.kept()); }
   void carried(std::int64_t bytes) { leaves.carried(bytes); }
 };

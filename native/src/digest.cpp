@@ -12,9 +12,6 @@
 
 namespace kvlink {
 
-// Asking and reading take turns in pieces, as in carry.cpp.
-constexpr std::int64_t kPieceBytes = 512;
-
 static_assert(std::endian::native == std::endian::little, "the root hashes leaf digests as they lie in memory");
 
 std::span<const HashVariant> hash_variants() {
@@ -62,7 +59,7 @@ void digest_leaves(const Plan& plan, Side side, std::span<const std::byte* const
       const std::byte* const data = lies + row * stride + inside;
       const std::int64_t rest = rows.bytes - inside;
       const bool in_place = digested.wants_block() && rest >= kHashBlockBytes;
-      const std::int64_t room = digested.room(kPieceBytes);
+      const std::int64_t room = digested.room();
       const std::int64_t piece = in_place ? kHashBlockBytes : std::min(rest, room);
       const std::int64_t count = piece < rows.bytes ? 1 : std::clamp<std::int64_t>(room / piece, 1, rows.count - row);
       scout.fetch(count * piece);

@@ -12,7 +12,10 @@
 
 namespace kvlink {
 
-static_assert(kHashBlockBytes * kLeafHashBlocks == kLeafBytes);
+// Asking memory and reading it take turns in pieces of this: more at a time than a core can wait for would stall both
+// (measured).
+inline constexpr std::int64_t kDigestedPieceBytes = 512;
+static_assert(kHashBlockBytes % kDigestedPieceBytes == 0 && kHashBlockBytes * kLeafHashBlocks == kLeafBytes);
 
 // Hashes each block as soon as it is full, from a copy in the nearest cache, or where it lies. Of a leaf no more than a
 // block is kept: what is read ahead needs that cache, too (10% of a copy's speed).
@@ -23,8 +26,10 @@ class Leaves {
     begin();
   }
 
-  // How much to put to kept() next, at most: up to a multiple of `step`, which divides a block.
-  std::int64_t room(std::int64_t step) const { return std::min(step - filled_ % step, leaf_bytes_ - filled_); }
+  // How much to put to kept() next, at most.
+  std::int64_t room() const {
+    return std::min(kDigestedPieceBytes - filled_ % kDigestedPieceBytes, leaf_bytes_ - filled_);
+  }
   std::byte* kept() { return kept_.data() + (blocks_ ? filled_ % kHashBlockBytes : filled_); }
   // So many bytes were put there.
   void carried(std::int64_t bytes) {
